@@ -10,7 +10,7 @@ In training, each generator is a process. Its story is told in core/:
     engine.py         what any engine does: a queue of requests, and completions in slots
     torch_engine.py   the engine that can be read: many completions at once, a stock model
     vllm_engine.py    the engine for GPUs, with the same calls
-    decoding.py       from a prompt to token ids, and from token ids to the text that is judged
+    model.py          from a prompt to token ids, and from token ids to the text that is judged
 
 The newest parameters lie in shared memory (rollouts.py). Between two steps of its engine a
 generator takes them over at once. Completions in flight go on with them, over the keys and values
@@ -47,15 +47,6 @@ if __name__ == "__main__":
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from core.decoding import (
-    completion_texts,
-    make_decoding,
-    marked_text,
-    quoted,
-    refuse_unfit_prompts,
-    render,
-    unwritable,
-)
 from core.engine import (
     Engine,
     EngineSettings,
@@ -67,10 +58,17 @@ from core.engine import (
 from core.generators import make_engine, out_of_memory
 from core.model import (
     attention_heads,
+    completion_texts,
     load_model,
     load_tokenizer,
+    make_decoding,
+    marked_text,
     model_path,
+    quoted,
     refuse_too_long,
+    refuse_unfit_prompts,
+    refuse_unknown,
+    render,
 )
 from core.rollouts import Rollout, SharedParameters
 from core.torch_engine import refuse_wrong_over_slots
@@ -109,8 +107,6 @@ def print_completions(command: GenerateCommand) -> None:
     if hasattr(task, "worded"):
         prompt = task.worded(prompt, command.instruction)
     loaded = load(command)
-    for line in unwritable(loaded.tokenizer, prompt):
-        print(line, file=sys.stderr)
     samples = command.samples or 1
     engine = start_engine(loaded, samples)
     for rollout in sample(command, loaded, engine, [prompt], samples):
@@ -206,6 +202,7 @@ def sample(
     command: GenerateCommand, loaded: Loaded, engine: Engine, prompts: list[str], samples: int
 ) -> list[Rollout]:
     """So many completions of each prompt, prompt by prompt."""
+    refuse_unknown(loaded.tokenizer, prompts)
     refuse_unfit_prompts(loaded.tokenizer, prompts, command)
     decoding, requests = loaded.engine.decoding, []
     for i, prompt in enumerate(prompts):

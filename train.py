@@ -65,9 +65,9 @@ if __name__ == "__main__":
 import torch
 
 import loss
-from core.devices import cpu_threads, devices_here
 from core.policy import Policy, micro_batches
 from core.rollouts import Batch, SharedParameters
+from core.settings import cpu_threads, devices_here
 from data.load import Source
 from machinery.kept import kept_rows
 from machinery.measures import Totals

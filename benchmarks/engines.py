@@ -16,10 +16,9 @@ from common import make_parser
 from conftest import save_random
 from transformers import LlamaConfig
 
-from core.decoding import make_decoding, render
 from core.engine import EngineSettings, sample_all
 from core.generators import make_engine
-from core.model import load_model, load_tokenizer
+from core.model import load_model, load_tokenizer, make_decoding, render
 from core.rollouts import Request, SharedParameters
 from core.settings import Settings
 from core.torch_engine import TorchEngine

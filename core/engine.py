@@ -14,10 +14,36 @@ import numpy as np
 from tqdm import tqdm
 
 import loss
-from core.decoding import Decoding
-from core.devices import cpu_threads, trunk_dtype
 from core.rollouts import Request, Rollout, SharedParameters
-from core.settings import Sampling, usual_slots
+from core.settings import Sampling, cpu_threads, trunk_dtype, usual_slots
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """What all completions of a run have in common."""
+
+    eos: tuple[int, ...]  # ids that end a completion
+    end_of_thinking: int  # id of </think>; -1 if the model has none: then nothing is interrupted
+    thinks: bool  # False if the prompt closes thinking: then all is answer
+    phrase: tuple[int, ...]  # ids of the interruption phrase
+    prompt_budget: int  # tokens
+    thinking_budget: int  # sampled tokens, the most that a request may have
+    answer_budget: int  # sampled tokens
+    length_control: str  # as in loss.Recipe
+    fp32_logits: bool | str  # as in loss.Recipe
+    temperature: float = 1.0  # of training; generate.py takes others, 0 is the likeliest token
+
+    @property
+    def longest_completion(self) -> int:
+        """The most tokens that a completion can have, forced ones included."""
+        forced = len(self.phrase) if self.length_control == "interruption" else 0
+        return self.thinking_budget + forced + self.answer_budget
+
+    @property
+    def longest(self) -> int:
+        """The most tokens that a prompt and its completion can have."""
+        return self.prompt_budget + self.longest_completion
+
 
 # --- the calls of an engine -----------------------------------------------------------------------
 

@@ -15,13 +15,12 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 import loss
-from core.decoding import Decoding, completion_texts, render
-from core.devices import devices_here
-from core.engine import EngineSettings, make_requests
+from core.engine import Decoding, EngineSettings, make_requests
 from core.generators import Generator, GeneratorFailed, start_generator
+from core.model import completion_texts, render
 from core.rollouts import Group, Rollout, SharedParameters
 from core.screen import say, warn
-from core.settings import Settings
+from core.settings import Settings, devices_here
 from data.load import Source, fingerprint, next_source
 from data.verify import Verdict, VerifierPool, no_verdict_at_all
 

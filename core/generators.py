@@ -1,14 +1,16 @@
-"""The generators: how the trainer starts, hears and ends them; what such a process does."""
+"""The generators: how the trainer starts, hears and ends them; what such a process does, or does in
+the trainer's own process."""
 
 import contextlib
 import dataclasses
+import importlib
 import os
 import queue
 import signal
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +22,9 @@ from core.model import load_model, put_on_device, use_wide_products
 from core.rollouts import Report, Request, Rollout, SharedParameters
 from core.torch_engine import TorchEngine, engine_that_fits
 from core.vllm_engine import VllmEngine
+from data import Problem
+from data.sandbox import RaisedInside
+from data.verify import Verdict, score_of
 
 # --- the trainer's side ---------------------------------------------------------------------------
 
@@ -272,3 +277,62 @@ def belong_to_the_run() -> None:
 def _end_with_the_parent() -> None:
     multiprocessing.parent_process().join()
     os._exit(1)
+
+
+# --- the generator and the verifiers of --one-process ---------------------------------------------
+# They work in the trainer's process, by turns. So `breakpoint()`, a debugger and a traceback work
+# in a task's `score`, in `TorchEngine.step` and in the loop.
+
+
+class GeneratorHere:
+    """A generator with the calls of a `Generator`, and without a process: it adds a token to each
+    completion when it is asked for reports."""
+
+    def __init__(self, number: int, engine: EngineSettings, parameters: SharedParameters):
+        self.number = number
+        self.sampler = Sampler(engine, parameters)
+        self.slots = self.sampler.engine.slots
+        self.idle_since = time.monotonic()
+
+    def give(self, requests: list[Request]) -> None:
+        if self.sampler.engine.unfinished == 0:
+            self.sampler.events.append((self.idle_since, time.monotonic(), None))
+        self.sampler.engine.add(requests)
+
+    def read_reports(self, _timeout: float) -> list[Report]:
+        if self.sampler.engine.unfinished == 0:
+            return []
+        report = self.sampler.report(self.sampler.step())
+        self.idle_since = time.monotonic()
+        return [report]
+
+    def stop(self) -> None:
+        """No process is to end."""
+
+    def close(self, _timeout: float = 0.0) -> None:
+        """No process is to end."""
+
+
+class VerifierHere:
+    """A verifier with the calls of a `VerifierPool`, and without processes and limits. What a
+    task's `score` raises goes up to the user."""
+
+    def __init__(self, _workers: int, time_limit: float, _memory_gib: float):
+        os.environ["SCORE_SECONDS"] = str(time_limit)  # tasks that run programs read it
+        self.judged = []  # keys with their verdicts, not taken yet
+
+    def submit(self, items: list[tuple[Hashable, Problem, str]]) -> None:
+        for key, problem, completion in items:
+            task = importlib.import_module(problem.task)
+            try:
+                verdict = Verdict(score_of(task, problem, completion))
+            except RaisedInside as error:  # in the sandbox: the completion is wrong
+                verdict = Verdict(0.0, detail=str(error))
+            self.judged.append((key, verdict))
+
+    def results(self) -> list[tuple[Hashable, Verdict]]:
+        judged, self.judged = self.judged, []
+        return judged
+
+    def close(self) -> None:
+        """No process is to end."""

@@ -1,35 +1,56 @@
-"""A causal language model is loaded or refused, the same for trainer and generator."""
+"""A causal language model and its tokenizer, the same for trainer and generator: loaded or refused,
+text to token ids and back."""
 
+import contextlib
+import itertools
 import math
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 import transformers
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.masking_utils import eager_mask
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import eager_mask, sdpa_mask
 
-from core.decoding import Decoding
-from core.limits import in_a_child, in_one_sentence, refuse_odd_files
-from core.settings import model_path
+from core.engine import Decoding
+from core.rollouts import Rollout
+from core.settings import Sampling, model_path
 
 transformers.utils.logging.disable_progress_bar()  # of loading, which is over in a moment
 
 WIDE = 256  # below this hidden size a call of oneDNN costs more than it saves
+COMPARED = 100  # prompts among the shortest and the longest, of which no two may have the same ids
+
+# --- loaded or refused ----------------------------------------------------------------------------
 
 
-@in_a_child
+@contextlib.contextmanager
+def in_one_sentence(model: str, wrong: str = "it could not be loaded") -> Iterator[None]:
+    """ValueError, in one sentence, for whatever a library raises in this block about the files of a
+    model."""
+    try:
+        yield
+    except Exception as error:
+        kind, text = type(error).__name__, str(error).strip() or "no reason given"
+        raise ValueError(f"--model {model}: {wrong} ({kind}: {text.splitlines()[0]})") from error
+
+
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a model folder or hub name. ValueError, in one sentence, if it cannot be
     loaded or used."""
-    refuse_odd_files(Path(path))
     with in_one_sentence(path):
-        file = Path(path) / "tokenizer.json"
-        # Each added token has this word in the file; so many take 6 s.
-        if file.exists() and file.read_text().count('"single_word"') > 100_000:
-            raise ValueError("it has more than 100,000 added tokens")
         # No code in the folder is run.
-        tokenizer = transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
         tokenizer("1")  # some fail only here
     return tokenizer
 
@@ -39,7 +60,7 @@ def load_model(path: str) -> PreTrainedModel:
     or is not supported."""
     load_shapes(path)
     with in_one_sentence(path):
-        model, found = transformers.AutoModelForCausalLM.from_pretrained(
+        model, found = AutoModelForCausalLM.from_pretrained(
             path,
             output_loading_info=True,
             trust_remote_code=False,
@@ -67,7 +88,7 @@ def put_on_device(
         if not (fp32_head and parameter is head.weight):
             parameter.data = parameter.data.to(device).to(dtype)
     if device.type == "cuda":
-        model.set_attn_implementation("sdpa")
+        model.set_attn_implementation("fused")
     return model.to(device).eval()
 
 
@@ -113,8 +134,38 @@ def grouped_attention(
     return values.view(B, H, T, -1).transpose(1, 2).contiguous(), None
 
 
-transformers.AttentionInterface.register("grouped", grouped_attention)
-transformers.AttentionMaskInterface.register("grouped", eager_mask)
+def fused_attention(
+    layer: torch.nn.Module,
+    query_BHTD: Tensor,
+    key_BGKD: Tensor,
+    value_BGKD: Tensor,
+    *mask,
+    **options,
+):
+    """What transformers calls "sdpa" attention, for a GPU. No fused kernel of torch 2.13 takes
+    grouped heads in fp32, and the other kernel is quadratic in memory. So in fp32 each head of
+    queries gets a copy of its keys and values."""
+    copies = query_BHTD.shape[1] // key_BGKD.shape[1]
+    if copies > 1 and query_BHTD.dtype == torch.float32:
+        key_BGKD = key_BGKD.repeat_interleave(copies, dim=1)
+        value_BGKD = value_BGKD.repeat_interleave(copies, dim=1)
+        layer = SimpleNamespace(is_causal=getattr(layer, "is_causal", True))  # without groups
+    return sdpa_attention_forward(layer, query_BHTD, key_BGKD, value_BGKD, *mask, **options)
+
+
+for name, attention, mask in (
+    ("grouped", grouped_attention, eager_mask),
+    ("fused", fused_attention, sdpa_mask),
+):
+    transformers.AttentionInterface.register(name, attention)
+    transformers.AttentionMaskInterface.register(name, mask)
+
+
+def padded(positions: int, device: torch.device) -> int:
+    """The width of a tensor with so many positions. On a GPU the next multiple of 64: attention
+    there (cuDNN's) plans about 30 ms for each new shape, and nearly every length is new."""
+    multiple = 64 if device.type == "cuda" else 1
+    return math.ceil(positions / multiple) * multiple
 
 
 def attention_heads(model: PreTrainedModel) -> int | None:
@@ -127,13 +178,9 @@ def load_shapes(name: str) -> PreTrainedModel:
     folder or from the hub. ValueError, in one sentence, if it cannot be loaded or is not
     supported."""
     path = name if (Path(name) / "config.json").exists() else model_path(name)
-    refuse_odd_files(Path(path))
     with in_one_sentence(path), torch.device("meta"):
-        config = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
-        layers = getattr(config.get_text_config(), "num_hidden_layers", 1)
-        if not 1 <= layers <= 1000:  # so many take 5 s
-            raise ValueError("it has no layers, or more than 1,000")
-        model = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     refuse_unusual(model, path)
     return model
 
@@ -178,3 +225,189 @@ def first_learning_rate(parameters: int) -> float:
     """A learning rate to begin with, by the number of parameters: 7.5e-05 for 1M, 3.1e-06 for
     600M."""
     return float(f"{0.075 / math.sqrt(parameters):.2g}")
+
+
+# --- text to token ids and back -------------------------------------------------------------------
+
+
+def render(
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: str,
+    thinking: bool = True,
+    system: str | None = None,
+) -> list[int]:
+    """Token ids of a user's turn in the model's chat template, after a system prompt if there is
+    one, ready for the model to go on. thinking: `enable_thinking` for the template; templates that
+    know no such choice ignore it."""
+    if tokenizer.chat_template is None:
+        text = prompt if system is None else f"{system}\n\n{prompt}"
+        ids = tokenizer(text).input_ids
+        # Some tokenizers append an EOS; no model would go on after it.
+        return ids[:-1] if ids[-1:] == [tokenizer.eos_token_id] else ids
+    messages = [{"role": "user", "content": prompt}]
+    if system is not None:
+        messages.insert(0, {"role": "system", "content": system})
+    with in_one_sentence(tokenizer.name_or_path, "its chat template cannot be used"):
+        text = tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True, enable_thinking=thinking
+        )
+    return tokenizer(text, add_special_tokens=False).input_ids
+
+
+def refuse_unfit_prompts(
+    tokenizer: PreTrainedTokenizerBase, prompts: list[str], settings: Sampling
+) -> None:
+    """ValueError if one of these prompts is above its budget, or if two have the same ids. Most are
+    not rendered here, but when they are handed out: all of a million would take minutes."""
+    by_length = sorted(set(prompts), key=lambda prompt: len(prompt.encode()))
+    ids_of = lambda prompt: tuple(render(tokenizer, prompt, settings.thinking, settings.system))
+    # A text has at most as many tokens as bytes, unless the tokenizer rewrites its characters. So
+    # only long ones can be above the budget.
+    most_bytes = settings.prompt_budget - len(ids_of(by_length[0]))
+    may_be_long = [prompt for prompt in by_length if len(prompt.encode()) > most_bytes]
+    some = dict.fromkeys([*by_length[:COMPARED], *by_length[-COMPARED:], *may_be_long])
+    ids = {prompt: ids_of(prompt) for prompt in some}
+    longest = max(some, key=lambda prompt: len(ids[prompt]))
+    most = len(ids[longest])
+    if most > settings.prompt_budget:
+        raise ValueError(
+            f"the prompt {longest[:60]!r} has {most} tokens with its instruction and the chat"
+            f" template; --prompt-budget is {settings.prompt_budget}: --prompt-budget {most} would"
+            " be enough for all"
+        )
+    if len({*ids.values()}) < len(some):
+        raise ValueError(
+            f"--model {settings.model}: its chat template drops the prompt: two have the same"
+            " tokens"
+        )
+
+
+def refuse_unknown(tokenizer: PreTrainedTokenizerBase, prompts: list[str]) -> None:
+    """ValueError if the tokenizer has no tokens for a part of a prompt. One prompt is looked at for
+    each character of all, and some others."""
+    with_character = {character: prompt for prompt in prompts for character in set(prompt)}
+    for prompt in dict.fromkeys([*with_character.values(), *prompts[:COMPARED]]):
+        ids = tokenizer(prompt, add_special_tokens=False).input_ids
+        if tokenizer.unk_token_id in ids and tokenizer.unk_token not in prompt:
+            raise ValueError(
+                f"--model {tokenizer.name_or_path}: its tokenizer has no tokens for a part of the"
+                f" prompt {prompt[:60]!r}, which it reads as {tokenizer.decode(ids)[:60]!r} (the"
+                " shipped model reads sums only; --model names another)"
+            )
+
+
+def make_decoding(
+    tokenizer: PreTrainedTokenizerBase,
+    settings: Sampling,
+    length_control: str = "interruption",
+    fp32_logits: bool | str = True,
+) -> Decoding:
+    """The budgets and markers in ids of this tokenizer. ValueError if it has no such marker, or the
+    phrase has not."""
+    end = settings.end_of_thinking
+    marker = tokenizer(end, add_special_tokens=False).input_ids
+    phrase = tokenizer(settings.interruption_phrase, add_special_tokens=False).input_ids
+    if length_control == "interruption":
+        if len(marker) != 1:
+            raise ValueError(
+                f"--end-of-thinking {end!r} is {len(marker)} tokens of this model; an interruption"
+                " wants exactly one (--length-control penalty wants none)"
+            )
+        if marker[0] not in phrase:
+            raise ValueError(
+                f"--interruption-phrase {settings.interruption_phrase!r} does not close thinking:"
+                f" it must hold {end}"
+            )
+    marker_id = marker[0] if len(marker) == 1 else -1
+    # The prompt closes thinking if nothing but spaces comes after the last marker in it.
+    example = render(tokenizer, "", settings.thinking)
+    closed = False
+    if marker_id in example:
+        after_last_marker = example[::-1].index(marker_id)
+        closed = not tokenizer.decode(example[len(example) - after_last_marker :]).strip()
+    return Decoding(
+        eos=end_tokens(tokenizer),
+        end_of_thinking=marker_id,
+        thinks=not closed,
+        phrase=tuple(phrase),
+        prompt_budget=settings.prompt_budget,
+        thinking_budget=settings.thinking_budget[1],
+        answer_budget=settings.answer_budget,
+        length_control=length_control,
+        fp32_logits=fp32_logits,
+    )
+
+
+def end_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Ids that end a completion: the EOS of the tokenizer, and those that the model's config.json
+    and generation_config.json name. Chat models often have two, one for a turn and one for a text.
+    ValueError if there is none."""
+    path, named = tokenizer.name_or_path, [tokenizer.eos_token_id]
+    with in_one_sentence(path, "the EOS that its files name cannot be used"):
+        for kind in (AutoConfig, GenerationConfig):
+            with contextlib.suppress(OSError):  # the model has no such file
+                eos = getattr(kind.from_pretrained(path), "eos_token_id", None)
+                named += eos if isinstance(eos, list) else [eos]
+        ids = {int(token) for token in named if token is not None}
+    if not ids:
+        raise ValueError(
+            f"--model {tokenizer.name_or_path}: no completion could end, since it has no EOS token"
+        )
+    return tuple(sorted(ids))
+
+
+def completion_texts(
+    tokenizer: PreTrainedTokenizerBase, decoding: Decoding, rollouts: list[Rollout]
+) -> list[str]:
+    """The text of each rollout, as a task judges it: without EOS, with forced tokens, with
+    `<think>` and `</think>` for the model's own markers. If the prompt opens thinking, as many chat
+    templates do, the text begins with `<think>`."""
+    completions = [rollout.tokens.tolist() for rollout in rollouts]
+    without_eos = [ids[:-1] if ids[-1] in decoding.eos else ids for ids in completions]
+    texts = decode_all(tokenizer, without_eos)
+    if decoding.end_of_thinking < 0:
+        return texts
+    end = tokenizer.decode([decoding.end_of_thinking])
+    start = end.replace("/", "", 1)
+    if start != end:
+        ends_of_prompts = [rollout.request.prompt_ids[-8:] for rollout in rollouts]
+        for i, before in enumerate(decode_all(tokenizer, ends_of_prompts)):
+            if start in before and end not in before:
+                texts[i] = start + texts[i]
+            texts[i] = texts[i].replace(start, "<think>")
+    return [text.replace(end, "</think>") for text in texts]
+
+
+def decode_all(tokenizer: PreTrainedTokenizerBase, completions: list[list[int]]) -> list[str]:
+    """`tokenizer.decode` of each. A tokenizer in Rust uses all cores: one takes 5 ms for 14,000
+    tokens."""
+    if tokenizer.is_fast and not tokenizer.clean_up_tokenization_spaces:
+        return tokenizer.backend_tokenizer.decode_batch(completions, skip_special_tokens=False)
+    return [tokenizer.decode(ids) for ids in completions]
+
+
+def quoted(name: str, text: str) -> str:
+    """A text of any number of lines, told apart from others by a name and a bar on its left."""
+    return f"{name:8}| " + visible(text).replace("\n", f"\n{'':8}| ")
+
+
+def visible(text: str) -> str:
+    """The text with its control characters as \\x1b or \\u202e: a terminal shows them, and obeys
+    none."""
+
+    def shown(character: str) -> str:
+        if character.isprintable() or character in "\n\t":
+            return character
+        return character.encode("unicode_escape").decode()
+
+    return "".join(map(shown, text))
+
+
+def marked_text(tokenizer: PreTrainedTokenizerBase, rollout: Rollout) -> str:
+    """The text of a rollout with its EOS, and with forced tokens in [[ ]]."""
+    pieces = []
+    pairs = zip(rollout.sampled.tolist(), rollout.tokens.tolist())
+    for sampled, of_piece in itertools.groupby(pairs, key=lambda pair: pair[0]):
+        piece = tokenizer.decode([token for _, token in of_piece])
+        pieces.append(piece if sampled else f"[[{piece}]]")
+    return "".join(pieces)

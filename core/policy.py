@@ -6,16 +6,14 @@ them.
       -> Policy          the trunk, then the head where a sampled token is predicted
       -> log pi_train, entropy
 
-A prompt is the same for all completions of its group. If it pays, a micro-batch holds groups, and
-the trunk is fed each prompt once; the completions are fed after that, and attend to the prompt's
-keys and values.
+A prompt is the same for all completions of its group. So the trunk may be fed each prompt of a
+micro-batch once; the completions are fed after that, and attend to the prompt's keys and values.
 
 Dimensions as in loss.py: B sequences in a micro-batch, T positions, N sampled tokens, D hidden
 size. And P distinct prompts in a micro-batch, L positions of a prompt that is shared, K positions
 that a completion may attend to.
 """
 
-import math
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,6 +24,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 import loss
+from core.model import padded
 from core.rollouts import Rollout, given_rollout, tokens_and_pairs
 
 # --- micro-batches --------------------------------------------------------------------------------
@@ -67,33 +66,30 @@ def micro_batches(
     """The micro-batches of one rank: its share of these rows of the rollouts. Each has at most
     `tokens` positions, padding included, or a single sequence.
 
-    Sequences of like length come together. With share_prompts two other plans are made, in which
-    prompts are shared: one in the same order, and one with all rows of a prompt together. The plan
-    that feeds the fewest positions is used.
+    Sequences of like length come together. With share_prompts a prompt is fed once in a
+    micro-batch, if one holds several sequences. If it holds fewer than there are prompts, all
+    sequences of a prompt come together instead.
 
     FSDP wants all ranks to call the model together, so all ranks get the same number of
-    micro-batches, and all share prompts or none does. A rank with fewer gets the shortest sequence
-    again, with no token marked as sampled: it adds nothing to the loss.
+    micro-batches. A rank with fewer gets the shortest sequence again, with no token marked as
+    sampled: it adds nothing to the loss.
     """
     longest_first = sorted(rows, key=lambda row: -rollouts[row].total_tokens)
-    singles = [[row] for row in longest_first]
-    rows_of_prompt = defaultdict(list)
-    for row in longest_first:
-        rows_of_prompt[prompt_of(rollouts[row])].append(row)
-    orders = [(False, singles)]
+    together = [[row] for row in longest_first]
     if share_prompts:
-        orders += [(True, singles), (True, [*rows_of_prompt.values()])]
-    plans = []
-    for shares, together in orders:
-        widths_R2 = widths(rollouts, device, shares)
-        cuts = cut(widths_R2, together, tokens, ranks)
-        fed = [positions_fed(rollouts, batches, widths_R2, shares) for batches in cuts]
-        plans.append((max(fed), shares, cuts))  # the rank that has most to do: the others wait
-    _, shares, cuts = min(plans, key=lambda plan: plan[0])
+        of_prompt = defaultdict(list)
+        for row in longest_first:
+            of_prompt[prompt_of(rollouts[row])].append(row)
+        in_a_micro_batch = tokens / widths(rollouts, device, True)[rows].sum(1).mean()
+        share_prompts = in_a_micro_batch >= 2
+        if share_prompts and in_a_micro_batch < len(of_prompt):
+            together = [*of_prompt.values()]
+    widths_R2 = widths(rollouts, device, share_prompts)
+    cuts = [cut(widths_R2, sum(together[i::ranks], []), tokens) for i in range(ranks)]
     for batch in cuts[rank]:
-        yield micro_batch(rollouts, batch, device, shares)
+        yield micro_batch(rollouts, batch, device, share_prompts)
     for _ in range(max(map(len, cuts)) - len(cuts[rank])):
-        idle = micro_batch(rollouts, longest_first[-1:], device, shares)
+        idle = micro_batch(rollouts, longest_first[-1:], device, share_prompts)
         idle.sampled_BT.fill_(False)
         yield idle
 
@@ -103,51 +99,32 @@ def prompt_of(rollout: Rollout) -> tuple[int, ...]:
 
 
 def widths(rollouts: list[Rollout], device: torch.device, share_prompts: bool) -> np.ndarray:
-    """The widths L and T that each rollout wants, int [R, 2]. L: its prompt if prompts are shared,
-    else 0. T: all tokens but the last; if prompts are shared, the last token of the prompt and all
-    tokens of the completion but the last. On a GPU the next multiples of 64: attention there
-    (cuDNN's) plans about 30 ms for each new shape, and nearly every length is new."""
-    multiple = 64 if device.type == "cuda" else 1
-    rounded_up = lambda positions: math.ceil(positions / multiple) * multiple
+    """The widths L and T that each rollout wants, int [R, 2], `padded`. L: its prompt if prompts
+    are shared, else 0. T: all tokens but the last; if prompts are shared, the last token of the
+    prompt and all tokens of the completion but the last."""
     of_each = []
     for rollout in rollouts:
-        L, T = 0, rounded_up(rollout.total_tokens - 1)
+        L, T = 0, padded(rollout.total_tokens - 1, device)
         if share_prompts:
-            L = rounded_up(len(rollout.request.prompt_ids))
-            T = 1 + rounded_up(max(1, len(rollout.tokens) - 1))  # 1: all ranks feed something
+            L = padded(len(rollout.request.prompt_ids), device)
+            # At least 1: all ranks feed something.
+            T = 1 + padded(max(1, len(rollout.tokens) - 1), device)
         of_each.append((L, T))
     return np.array(of_each)
 
 
-def cut(
-    widths_R2: np.ndarray, together: list[list[int]], tokens: int, ranks: int
-) -> list[list[list[int]]]:
-    """For each rank, the rows of each micro-batch. Rank i gets every ranks-th list of rows in
-    `together`. Rows are added to a micro-batch while rows x (L + T) <= `tokens`; it has at least
-    one. So a prompt counts for each of its rows, and sharing takes no more memory."""
-    cuts = [[] for _ in range(ranks)]
-    for i, batches in enumerate(cuts):
-        widest = 0  # L and T of the last micro-batch
-        for row in sum(together[i::ranks], []):
-            widest = np.maximum(widest, widths_R2[row])
-            if not batches or (len(batches[-1]) + 1) * widest.sum() > tokens:
-                batches.append([])
-                widest = widths_R2[row]
-            batches[-1].append(row)
-    return cuts
-
-
-def positions_fed(
-    rollouts: list[Rollout], batches: list[list[int]], widths_R2: np.ndarray, share_prompts: bool
-) -> int:
-    """How many positions the trunk is fed in these micro-batches, padding included."""
-    fed = 0
-    for rows in batches:
-        L, T = widths_R2[rows].max(0)
-        prompts = {prompt_of(rollouts[row]) for row in rows}
-        columns = T - 1 if share_prompts else T  # column 0 is fed with the prompt
-        fed += len(prompts) * L + len(rows) * columns
-    return fed
+def cut(widths_R2: np.ndarray, rows: list[int], tokens: int) -> list[list[int]]:
+    """The rows of each micro-batch, in this order. A row is added while rows x (L + T) <= `tokens`;
+    there is at least one. So a prompt counts for each of its rows, and sharing takes no more
+    memory."""
+    batches, widest = [], 0  # L and T of the last micro-batch
+    for row in rows:
+        widest = np.maximum(widest, widths_R2[row])
+        if not batches or (len(batches[-1]) + 1) * widest.sum() > tokens:
+            batches.append([])
+            widest = widths_R2[row]
+        batches[-1].append(row)
+    return batches
 
 
 def micro_batch(

@@ -6,6 +6,7 @@ else from the recipe (loss.py) or from the preset that suits the data (`PRESETS`
 """
 
 import json
+import os
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
@@ -13,7 +14,6 @@ from typing import Literal
 import torch
 
 import loss
-from core.devices import devices_here
 from core.screen import say
 from curve.flags import flag, option, read_flags
 from data.load import Source, load_data, parse_spec
@@ -38,6 +38,7 @@ class Sampling:
         0,
         "of prompt order, thinking budgets and sampling; only ppo-K and pipeline-0 repeat"
         " themselves exactly",
+        least=0,
     )
 
     prompt_budget: int = option(
@@ -58,7 +59,7 @@ class Sampling:
         short=8,
     )
     max_length: int | None = option(
-        None, "sampled tokens in all: sets both budgets, and --length-control penalty"
+        None, "sampled tokens in all: sets both budgets, and --length-control penalty", least=4
     )
     end_of_thinking: str = option("</think>", "one token of the model")
     interruption_phrase: str = option(
@@ -91,6 +92,7 @@ class Sampling:
         0,
         "CPU threads of each process; 0: the cores, shared evenly by those that compute at once"
         " (with more, all become far slower)",
+        least=0,
     )
     verifiers: int = option(1, "processes that judge completions", paper=8, small=2)
     verifier_time_limit: float = option(
@@ -126,7 +128,7 @@ class Settings(Sampling):
         None, "folder of a run to go on with; a flag that would make it another run is refused"
     )
     from_step: int | None = option(
-        None, "of the checkpoint to resume from, later ones are removed; None: the newest"
+        None, "of the checkpoint to resume from, later ones are removed; None: the newest", least=0
     )
 
     steps: int = option(160, "optimizer steps", paper=1000, small=400, short=60)
@@ -134,21 +136,23 @@ class Settings(Sampling):
         4000, "of each source, visited in epochs; None: all", paper=None, small=None
     )
     prompts_per_step: int = option(32, "groups in a batch", paper=48, small=16, short=16)
-    completions_per_prompt: int = option(16, "size of a group")
+    completions_per_prompt: int = option(16, "size of a group", least=2)
     learning_rate: float | None = option(
         2e-4, "None: .075 / sqrt(parameters)", paper=5e-7, small=None, short=None
     )
-    warmup_steps: int = option(10, "linear", paper=100, short=5)
+    warmup_steps: int = option(10, "linear", paper=100, short=5, least=0)
     adam_betas: tuple[float, float] = (0.9, 0.95)
     adam_eps: float = option(1e-15, "tiny, so that small gradients are not swallowed (A.3)")
-    weight_decay: float = 0.01
+    weight_decay: float = option(0.01, least=0)
     clip_gradient: float = option(0.3, "norm", paper=1.0, small=1.0, short=1.0)
 
     validation_every: int = option(8, "steps", paper=100, small=20, short=6)
     validation_problems: int = option(128, "held out, the same each time", paper=1000, small=64)
     validation_samples: int = option(16, "completions of each: the pass rate is mean@this", short=2)
     stop_when_gain_below: float = option(
-        0.0, "end when twice the compute would gain less pass rate, by its forecast; 0: never"
+        0.0,
+        "end when twice the compute would gain less pass rate, by its forecast; 0: never",
+        least=0,
     )
     checkpoint_every: int = option(20, "steps; also at the end, on Ctrl-C and on SIGTERM")
     keep_checkpoints: int = option(2, "the newest", short=1)
@@ -159,15 +163,19 @@ class Settings(Sampling):
         2,
         "groups of every n-th step, for tools/view.py, and 6 problems of a validation, or more;"
         " 0: none",
+        least=0,
     )
 
     generators: int = option(
         0,
         "processes that sample, each on --tensor-parallel GPUs; 0: one, or all GPUs left by"
         " trainers",
+        least=0,
     )
     trainers: int = option(
-        0, "processes that split the model by FSDP, each on a GPU; 0: one, or a fifth of the GPUs"
+        0,
+        "processes that split the model by FSDP, each on a GPU; 0: one, or a fifth of the GPUs",
+        least=0,
     )
     one_process: bool = option(
         False,
@@ -194,7 +202,7 @@ class Settings(Sampling):
     wait_timeout: float = option(
         600.0, "seconds without a word from a generator until it is killed and replaced"
     )
-    max_restarts: int = option(3, "generators replaced in a run until it gives up")
+    max_restarts: int = option(3, "generators replaced in a run until it gives up", least=0)
 
     @property
     def groups_per_step(self) -> int:
@@ -219,8 +227,12 @@ class GenerateCommand(Sampling):
     )
     problems: int = option(128, "the most of each data set")
     samples: int | None = option(None, "completions of each; 16 with --evaluate, 1 with --prompt")
-    temperature: float = option(1.0, "of sampling, 1 as in training; 0 takes the likeliest token")
-    show: int = option(2, "with --evaluate: print so many right and so many wrong completions")
+    temperature: float = option(
+        1.0, "of sampling, 1 as in training; 0 takes the likeliest token", least=0
+    )
+    show: int = option(
+        2, "with --evaluate: print so many right and so many wrong completions", least=0
+    )
     length_control: Literal["interruption", "penalty"] = option(
         "interruption", "penalty: nothing is interrupted"
     )
@@ -264,6 +276,55 @@ OF_ITS_RUN = (
 def usual_slots(settings: Sampling) -> int:
     """The slots of a generator, if no flag gives them."""
     return PRESETS.get(settings.defaults, {}).get("slots", Settings.slots)
+
+
+# --- devices --------------------------------------------------------------------------------------
+
+
+def devices_here(settings: Settings) -> tuple[list[tuple[str, ...]], list[str]]:
+    """The devices of each generator, and the device of each trainer, on this machine. ValueError if
+    it has too few GPUs.
+
+    Without a GPU all are CPU processes. One GPU does both, and --one-process uses one only. Of
+    several, generators have the first and trainers the last; one in five trains by default, as in
+    the paper.
+    """
+    gpus, gpus_each = settings.gpus_here(), settings.tensor_parallel
+    if settings.one_process:
+        gpus = min(gpus, 1)
+    generators, trainers = settings.generators, settings.trainers
+    if gpus == 0:
+        if gpus_each > 1:
+            raise ValueError(f"--tensor-parallel {gpus_each} wants as many GPUs, and there is none")
+        return [("cpu",)] * (generators or 1), ["cpu"] * (trainers or 1)
+    if gpus == 1 and generators <= 1 and trainers <= 1 and gpus_each == 1:
+        return [("cuda:0",)], ["cuda:0"]
+    trainers = trainers or max(1, min(gpus // 5, gpus - generators * gpus_each))
+    generators = generators or max(1, (gpus - trainers) // gpus_each)
+    wanted = generators * gpus_each + trainers
+    if wanted > gpus:
+        raise ValueError(
+            f"--generators {generators} with --tensor-parallel {gpus_each} and --trainers"
+            f" {trainers} want {wanted} GPUs; there are {gpus} (CUDA_VISIBLE_DEVICES)"
+        )
+    names = [f"cuda:{i}" for i in range(gpus)]
+    firsts = range(0, generators * gpus_each, gpus_each)
+    return [tuple(names[i : i + gpus_each]) for i in firsts], names[-trainers:]
+
+
+def cpu_threads(settings: Sampling) -> int:
+    """CPU threads of a process: --threads, or the cores divided by those that compute at once."""
+    cores = os.cpu_count()
+    if hasattr(os, "sched_getaffinity"):  # Linux: the cores that this process may use
+        cores = len(os.sched_getaffinity(0))
+    return settings.threads or max(1, cores // settings.processes())
+
+
+def trunk_dtype(settings: Sampling, device: str) -> torch.dtype:
+    """The dtype that the trunk of the model computes in on this device."""
+    if settings.dtype != "auto":
+        return getattr(torch, settings.dtype)
+    return torch.float32 if device == "cpu" else torch.bfloat16
 
 
 # --- from the command line ------------------------------------------------------------------------
@@ -386,17 +447,13 @@ def model_path(name: str) -> str:
     folder = Path(name)
     if not folder.exists() and (ROOT / name).is_dir():
         folder = ROOT / name
-    if not folder.exists():
-        is_path = folder.is_absolute() or name.startswith("./") or len(folder.parts) > 2
-        if is_path or Path(folder.parts[0]).is_dir():
-            raise ValueError(f"--model {name}: there is no such folder")
+    is_path = name.startswith((".", "/")) or len(folder.parts) > 2 or Path(folder.parts[0]).is_dir()
+    if is_path and not folder.exists():
+        raise ValueError(f"--model {name}: there is no such folder")
     if folder.is_dir() and not (folder / "tokenizer_config.json").exists():
-        missing = "model"
-        if (folder / "model").is_dir():  # a run, whose config.json is another
-            missing = f"model; did you mean {folder / 'model'}?"
-        elif (folder / "config.json").exists():
-            missing = "tokenizer (tokenizer.save_pretrained writes it)"
-        raise ValueError(f"--model {name}: the folder holds no {missing}")
+        of_a_run = folder / "model"
+        hint = f"; did you mean {of_a_run}?" if of_a_run.is_dir() else ""
+        raise ValueError(f"--model {name}: the folder holds no model with a tokenizer{hint}")
     return str(folder)
 
 
@@ -430,20 +487,13 @@ def refuse_few_problems(settings: Settings, sources: list[Source]) -> None:
 
 # --- what is refused ------------------------------------------------------------------------------
 
-# The least value of a number. All other whole numbers are at least 1, and all other numbers above
-# 0.
-MAY_BE_0 = (
-    "seed warmup_steps threads max_restarts generators trainers weight_decay rollouts_kept"
-    " eps_low least_prompts temperature show stop_when_gain_below from_step"
-).split()
-LEAST = {"completions_per_prompt": 2, "max_length": 4} | dict.fromkeys(MAY_BE_0, 0)
-
 
 def refuse_impossible(settings: Sampling) -> None:
     """ValueError, naming the flag, for values that are impossible and for values that nothing would
     read."""
     is_run = isinstance(settings, Settings)
-    refuse_small_numbers(vars(settings) | (vars(settings.recipe) if is_run else {}))
+    for part in (settings, settings.recipe) if is_run else (settings,):
+        refuse_small_numbers(part)
     low, high = settings.thinking_budget
     if not 0 <= low <= high:
         raise ValueError(
@@ -475,19 +525,17 @@ def refuse_impossible(settings: Sampling) -> None:
         devices_here(settings)
 
 
-def refuse_small_numbers(values: dict) -> None:
-    """ValueError for a number below its least value."""
-    for name, value in values.items():
-        if type(value) is int:
-            least = LEAST.get(name, 1)
-        elif type(value) is float:
-            least = LEAST.get(name)  # None: it must be above 0
-        else:
-            continue
-        enough = value > 0 if least is None else value >= least
-        if not enough:  # nan never is
-            wanted = "above 0" if least is None else f"at least {least}"
-            raise ValueError(f"{flag(name)} is {value}; it must be {wanted}")
+def refuse_small_numbers(part: Sampling | Recipe) -> None:
+    """ValueError for a number below the `least` of its field: 1 for a whole number, above 0 for
+    another, if the field does not say."""
+    for field in fields(part):
+        value = getattr(part, field.name)
+        if type(value) in (int, float):
+            least = field.metadata.get("least", 1 if type(value) is int else None)
+            enough = value > 0 if least is None else value >= least
+            if not enough:  # nan never is
+                wanted = "above 0" if least is None else f"at least {least}"
+                raise ValueError(f"{flag(field.name)} is {value}; it must be {wanted}")
 
 
 def refuse_impossible_recipe(recipe: Recipe) -> None:

@@ -12,9 +12,8 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache
 
 import loss
-from core.decoding import Decoding
-from core.engine import Completions, Engine
-from core.limits import in_one_sentence
+from core.engine import Completions, Decoding, Engine
+from core.model import in_one_sentence, padded
 from core.rollouts import Request, Rollout, SharedParameters
 
 PROMPT_TOKENS_AT_ONCE = 16_384  # of prompts, in a forward
@@ -63,7 +62,8 @@ class SlotCache(Cache):
         """
         self.positions_n = positions_n
         self.slots_n = torch.arange(len(positions_n), device=positions_n.device)
-        self.width = self.positions if 2 * longest > self.positions else longest
+        width = padded(longest, positions_n.device)
+        self.width = self.positions if 2 * width > self.positions else width
         return self.width
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_, **__):
@@ -199,7 +199,8 @@ class TorchEngine(Engine):
         other."""
         longest_first = sorted(prompts, key=len, reverse=True)
         while longest_first:
-            width = max(len(longest_first[0]) - 1, 1)
+            width = padded(max(len(longest_first[0]) - 1, 1), self.device)
+            width = min(width, self.cache.positions)
             batch = longest_first[: max(1, PROMPT_TOKENS_AT_ONCE // width)]
             longest_first = longest_first[len(batch) :]
             # Padding is on the right, where a causal model never looks; its keys and values are

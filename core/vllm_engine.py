@@ -193,6 +193,8 @@ def _set_environment(on_cpu: bool, threads: int) -> None:
     # The engine is in this process, and does one step a call.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     wanted = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
+    # The runner that vLLM takes on a CPU, and that the tests run; on a GPU it has another.
+    wanted["VLLM_USE_V2_MODEL_RUNNER"] = "0"
     if on_cpu:  # nothing is compiled; threads are not pinned to cores that the trainer may be on
         wanted |= {"TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
         wanted["OMP_NUM_THREADS"] = str(threads)

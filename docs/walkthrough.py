@@ -15,10 +15,17 @@ import torch
 from torch import Tensor
 
 import loss
-from core.decoding import completion_texts, make_decoding, marked_text, render
 from core.engine import engine_settings, make_requests
 from core.generators import make_engine
-from core.model import load_model, load_tokenizer, model_path
+from core.model import (
+    completion_texts,
+    load_model,
+    load_tokenizer,
+    make_decoding,
+    marked_text,
+    model_path,
+    render,
+)
 from core.policy import micro_batch
 from core.rollouts import Batch, Group, Rollout, SharedParameters
 from core.settings import Settings

@@ -20,10 +20,9 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
-from core.devices import devices_here, trunk_dtype
 from core.generators import belong_to_the_run, children_inherit
 from core.screen import say
-from core.settings import Settings
+from core.settings import Settings, devices_here, trunk_dtype
 
 ending = threading.Event()  # set when this process ends its children itself
 

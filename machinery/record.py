@@ -18,11 +18,10 @@ from pathlib import Path
 import numpy as np
 
 import loss
-from core.devices import devices_here
 from core.feed import Feed
 from core.rollouts import Batch, Group
 from core.screen import Progress, say, warn
-from core.settings import Settings
+from core.settings import Settings, devices_here
 from curve.forecast import outlook
 from curve.logs import Series
 from machinery.evaluation import completion_columns, graded

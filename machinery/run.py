@@ -16,24 +16,25 @@ import torch
 from transformers import PreTrainedModel
 
 import loss
-from core.decoding import make_decoding, refuse_unfit_prompts, rendered, unwritable
-from core.devices import devices_here
 from core.engine import engine_settings, refuse_split
 from core.feed import Feed, Prompts, Workers
-from core.generators import GeneratorFailed
+from core.generators import GeneratorFailed, GeneratorHere, VerifierHere
 from core.model import (
     attention_heads,
     first_learning_rate,
     load_model,
     load_shapes,
     load_tokenizer,
+    make_decoding,
     refuse_too_long,
+    refuse_unfit_prompts,
+    refuse_unknown,
+    render,
 )
-from core.one_process import GeneratorHere, VerifierHere
 from core.policy import Policy, error_of_sharing
 from core.rollouts import Batch, Group, Rollout, SharedParameters
 from core.screen import say
-from core.settings import Settings, model_path, read_sources, refuse_few_problems
+from core.settings import Settings, devices_here, model_path, read_sources, refuse_few_problems
 from core.torch_engine import refuse_wrong_over_slots
 from curve.fit import fit_sigmoid
 from curve.forecast import levelled_off
@@ -228,20 +229,15 @@ def make_prompts(settings: Settings, model: str, sources: list[Source]) -> Promp
         decoding.append(made)
         refuse_too_long(load_shapes(model), made)
 
-    def know_characters() -> None:
-        lost = unwritable(tokenizer, "".join({character for text in texts for character in text}))
-        if lost and settings.model == Settings.model:
-            raise ValueError(lost[0].removeprefix("! "))
-
     wrong = refusals(
         lambda: refuse_few_problems(settings, sources),
         fit_budgets,
-        know_characters,
+        lambda: refuse_unknown(tokenizer, texts),
         lambda: refuse_unfit_prompts(tokenizer, texts, settings),
     )
     if wrong:
         raise ValueError(". Also: ".join(wrong))
-    (ids,) = rendered(tokenizer, texts[:1], settings)
+    ids = render(tokenizer, texts[0], settings.thinking, settings.system)
     ends = " or ".join(repr(tokenizer.decode([token])) for token in decoding[0].eos)
     say(f"The first prompt, as the model gets it: {tokenizer.decode(ids)!r}")
     say(f"A completion ends with {ends}, or after {decoding[0].longest_completion} tokens.")

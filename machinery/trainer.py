@@ -26,12 +26,11 @@ from torch.nn import Module, ModuleList
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from core.devices import devices_here, trunk_dtype
 from core.model import use_wide_products
 from core.policy import Policy, micro_batches
 from core.rollouts import Rollout, given_rollout
 from core.screen import say
-from core.settings import Settings
+from core.settings import Settings, devices_here, trunk_dtype
 from machinery.ranks import from_all_ranks, outcomes, rank_and_ranks, wait_for_ranks
 
 # --- the policy -----------------------------------------------------------------------------------
@@ -46,7 +45,7 @@ def make_policy(settings: Settings, model: PreTrainedModel, device: torch.device
     use_wide_products(model, device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-        model.set_attn_implementation("sdpa")
+        model.set_attn_implementation("fused")
     if settings.gradient_checkpointing:
         layers, _ = layers_and_rest(model)
         for layer in layers:

@@ -14,9 +14,8 @@ import torch
 
 import generate
 from core import generators
-from core.decoding import Decoding, make_decoding, render
-from core.engine import EngineSettings
-from core.model import load_model, load_tokenizer
+from core.engine import Decoding, EngineSettings
+from core.model import load_model, load_tokenizer, make_decoding, render
 from core.rollouts import Request, Rollout, SharedParameters
 from core.settings import GenerateCommand, Sampling, parse
 from data.tasks import arithmetic

@@ -12,8 +12,7 @@ import pytest
 import torch
 
 import loss
-from core.decoding import render
-from core.model import load_model, load_tokenizer
+from core.model import load_model, load_tokenizer, render
 from core.settings import ROOT, Settings, read_sources
 from data.tasks import arithmetic
 from machinery.folder import write_config

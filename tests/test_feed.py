@@ -17,10 +17,10 @@ import pytest
 import core.feed
 import core.generators
 import loss
-from core.decoding import make_decoding
 from core.engine import EngineSettings
 from core.feed import Feed, PromptOrder, Prompts, Workers
 from core.generators import Generator, GeneratorFailed, start_generator
+from core.model import make_decoding
 from core.rollouts import Report, Rollout
 from core.settings import Settings
 from data import Problem
@@ -32,13 +32,25 @@ from loss import Recipe
 # --- prompts --------------------------------------------------------------------------------------
 
 
-def test_every_prompt_comes_once_an_epoch_in_a_new_order():
-    order = PromptOrder(10, seed=0, recipe=Recipe())
-    epochs = [[order.next() for _ in range(10)] for _ in range(3)]
-    assert all(sorted(epoch) == list(range(10)) for epoch in epochs)
+def test_the_order_of_prompts_goes_on_where_it_was():
+    """Every prompt comes once an epoch, in a new order. What is solved once stays away, whatever a
+    later visit says, and when the run is resumed."""
+    order = PromptOrder(12, seed=3, recipe=Recipe())
+    epochs = [[order.next() for _ in range(12)] for _ in range(3)]
+    assert all(sorted(epoch) == list(range(12)) for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == 3
-    again, other = (PromptOrder(10, seed=seed, recipe=Recipe()) for seed in (0, 1))
-    assert [again.next() for _ in range(10)] == epochs[0] != [other.next() for _ in range(10)]
+    again, other = (PromptOrder(12, seed=seed, recipe=Recipe()) for seed in (3, 1))
+    assert [again.next() for _ in range(12)] == epochs[0] != [other.next() for _ in range(12)]
+
+    for prompt, pass_rate in ((1, 15 / 16), (2, 14 / 16), (3, 0.9), (4, 1.0), (3, 0.1)):
+        order.retire_if_solved(prompt, pass_rate)
+    begun = [order.next() for _ in range(4)]
+    state = json.loads(json.dumps(order.state()))
+    resumed = PromptOrder(12, seed=3, recipe=Recipe(), state=state)
+    assert resumed.left == order.left == 9
+    rest = [resumed.next() for _ in range(14)]
+    assert rest == [order.next() for _ in range(14)]
+    assert sorted(begun + rest[:5]) == sorted(rest[5:]) == sorted({*range(12)} - {1, 3, 4})
 
 
 def test_no_two_draws_of_a_run_have_the_same_noise():
@@ -52,58 +64,19 @@ def test_no_two_draws_of_a_run_have_the_same_noise():
     assert noise not in orders
 
 
-@pytest.mark.parametrize("resampling_off", [True, False])
-def test_no_positive_resampling_removes_solved_prompts_for_good(resampling_off):
-    order = PromptOrder(4, seed=0, recipe=Recipe(no_positive_resampling=resampling_off))
-    for _ in range(4):
-        prompt = order.next()
-        order.retire_if_solved(prompt, 15 / 16 if prompt in (1, 3) else 14 / 16)
-    second = [order.next() for _ in range(4)]
-    if not resampling_off:
-        assert sorted(second) == [0, 1, 2, 3]
-        return
-    assert sorted(second[:2]) == sorted(second[2:]) == [0, 2]
-    order.retire_if_solved(0, 0.9)
-    order.retire_if_solved(2, 1.0)
-    assert order.left == 0
-
-
-def test_solved_prompts_come_again_when_few_others_are_left():
+def test_solved_prompts_come_again_when_few_others_are_left_or_without_no_positive_resampling():
     order = PromptOrder(10, seed=0, recipe=Recipe(least_prompts=4))
     for prompt in range(6):
         order.retire_if_solved(prompt, 1.0)
     assert order.left == 4 and {order.next() for _ in range(20)} == {6, 7, 8, 9}
-    order.retire_if_solved(6, 0.5)
-    assert order.left == 4
     order.retire_if_solved(6, 1.0)
     assert order.left == 10 and {order.next() for _ in range(30)} == {*range(10)}
-
-
-def test_a_run_whose_prompts_are_all_retired_goes_on_with_least_prompts():
+    off = PromptOrder(10, seed=0, recipe=Recipe(no_positive_resampling=False))
+    off.retire_if_solved(1, 1.0)
+    assert off.left == 10
     ended = {"epoch": 1, "cursor": 2, "retired": [0, 1, 2, 3]}
     assert PromptOrder(4, 0, Recipe(), state=ended).left == 0
     assert PromptOrder(4, 0, Recipe(least_prompts=2), state=ended).left == 4
-
-
-def test_a_prompt_once_solved_stays_retired_whatever_a_later_visit_says_and_when_resumed():
-    """Groups of two epochs may be under way at once, so a solved prompt may be visited again."""
-    order = PromptOrder(8, seed=0, recipe=Recipe())
-    order.retire_if_solved(3, 0.95)
-    order.retire_if_solved(3, 0.8)
-    resumed = PromptOrder(8, seed=0, recipe=Recipe(), state=json.loads(json.dumps(order.state())))
-    for one in (order, resumed):
-        assert 3 not in [one.next() for _ in range(21)]
-
-
-def test_the_order_of_prompts_goes_on_where_it_was():
-    """Epoch, place in it and retired prompts survive a checkpoint."""
-    alone = PromptOrder(12, seed=3, recipe=Recipe())
-    for visit in range(17):
-        prompt = alone.next()
-        alone.retire_if_solved(prompt, 1.0 if visit % 3 == 0 else 0.5)
-    resumed = PromptOrder(12, seed=3, recipe=Recipe(), state=json.loads(json.dumps(alone.state())))
-    assert resumed.retired == alone.retired and alone.retired
-    assert [resumed.next() for _ in range(20)] == [alone.next() for _ in range(20)]
 
 
 # --- reports --------------------------------------------------------------------------------------
@@ -306,56 +279,40 @@ def make_steps(feed, first, last):
 
 @pytest.mark.parametrize("asynchrony", ["pipeline-0", "pipeline-2", "pipeline-8", "ppo-1", "ppo-3"])
 @pytest.mark.parametrize("seed", range(4))
-def test_no_token_is_older_than_its_group_and_no_group_older_than_k(asynchrony, seed):
-    """In whatever order completions come back; and the bound is used: of PipelineRL-k some are
-    old."""
-    trained = make_steps(StandInFeed(asynchrony, numbers=(400,), seed=seed), 0, 24)
-    most, ages = loss.most_off_policy(asynchrony), []
-    for step, groups in enumerate(trained):
-        for group in groups:
-            versions = np.concatenate([rollout.versions for rollout in group.rollouts.values()])
-            assert group.version <= versions.min() and versions.max() <= step
-            ages.append(step - group.version)
-            assert step - versions.min() <= most
-    assert max(ages) <= most
+def test_pitfall_16_no_token_is_older_than_k_and_no_prompt_is_lost(asynchrony, seed):
+    """Also if the run is resumed at any step. No token is older than its group, no group older than
+    k, and the bound is used. The prompts trained on and those under way are the first of the
+    epoch, each once."""
+    most, feed, version = loss.most_off_policy(asynchrony), None, 0
+    ages, prompts, numbers = [], [], []
+    for last in sorted(random.Random(seed).sample(range(10, 24), 3)):
+        state = feed.state() if feed else None
+        feed = StandInFeed(asynchrony, numbers=(400,), seed=last, state=state, version=version)
+        for step, groups in enumerate(make_steps(feed, version, last), start=version):
+            for group in groups:
+                versions = np.concatenate([rollout.versions for rollout in group.rollouts.values()])
+                assert group.version <= versions.min() and versions.max() <= step
+                ages.append(step - group.version)
+                prompts.append(group.problem_index)
+                numbers.append(group.number)
+        version = last
+    assert max(ages) <= most and min(ages) >= 0
     if asynchrony.startswith("ppo"):
-        assert ages == [step % (most + 1) for step in range(24) for _ in range(3)]
-    elif most:
-        assert max(ages) >= 1
-
-
-@pytest.mark.parametrize("asynchrony", ["pipeline-2", "ppo-3", "ppo-1"])
-def test_pitfall_16_no_prompt_comes_twice_or_is_lost_when_a_run_is_resumed(asynchrony):
-    """From a checkpoint of any step, for ppo-3 also in the middle of what one policy sampled, and
-    again from one of the resumed run: the prompts trained on and those under way are the first of
-    the epoch, each once."""
-    expected = PromptOrder(90, seed=0, recipe=Recipe()).order.tolist()
-    for stop, again in itertools.product(range(1, 7), (0, 1, 3)):
-        feed = StandInFeed(asynchrony, numbers=(90,), seed=stop)
-        trained = make_steps(feed, 0, stop)
-        for last in (stop + again, stop + again + 4):
-            resumed = StandInFeed(
-                asynchrony, numbers=(90,), seed=last, state=feed.state(), version=stop
-            )
-            trained, feed = trained + make_steps(resumed, stop, last), resumed
-            stop = last
-        prompts = [group.problem_index for groups in trained for group in groups]
-        numbers = [group.number for groups in trained for group in groups]
-        under_way = [prompt for _, _, prompt in feed.state()["to_repeat"]]
-        assert len(prompts) == 3 * stop and len({*numbers}) == len(numbers)
-        assert len({*prompts, *under_way}) == len(prompts) + len(under_way) == sum(feed.handed_out)
-        assert {*prompts, *under_way} == {*expected[: sum(feed.handed_out)]}
+        assert ages[:30] == [step % (most + 1) for step in range(10) for _ in range(3)]
+    assert max(ages) >= min(1, most)
+    assert len(prompts) == 3 * version and len({*numbers}) == len(numbers)
+    prompts += [prompt for _, _, prompt in feed.state()["to_repeat"]]
+    first = PromptOrder(400, seed=0, recipe=Recipe()).order.tolist()[: sum(feed.handed_out)]
+    assert sorted(prompts) == sorted(first)
 
 
 def test_a_solved_prompt_does_not_come_again_when_the_run_is_resumed():
     solved = {f"0+{i}=" for i in range(0, 30, 2)}
     feed = StandInFeed("ppo-1", numbers=(30,), solved=solved)
     make_steps(feed, 0, 10)  # one epoch
-    assert feed.orders[0].retired == {*range(0, 30, 2)}
     resumed = StandInFeed("ppo-1", numbers=(30,), solved=solved, state=feed.state(), version=10)
-    assert {group.problem_index for groups in make_steps(resumed, 10, 15) for group in groups} == {
-        *range(1, 30, 2)
-    }
+    groups = sum(make_steps(resumed, 10, 15), [])
+    assert {group.problem_index for group in groups} == {*range(1, 30, 2)}
 
 
 def test_sources_are_drawn_from_by_their_weights():

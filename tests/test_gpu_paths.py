@@ -79,6 +79,39 @@ def test_locked_memory_is_unlocked_when_its_object_goes():
     assert done.returncode == 0 and "does not lock" not in done.stderr, done.stderr
 
 
+ATTENTION = """
+import torch
+from core.model import put_on_device
+from transformers import LlamaConfig, LlamaForCausalLM
+
+torch.set_grad_enabled(False)
+sizes = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=1)
+model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2))
+ids, calls = torch.arange(40).view(2, 20), []
+expected = model(input_ids=ids).logits
+attention = torch.nn.functional.scaled_dot_product_attention
+
+
+def seen(query, key, value, **options):
+    calls.append((key.shape[1], value.shape[1], options.get("enable_gqa", False)))
+    return attention(query, key, value, **options)
+
+
+torch.nn.functional.scaled_dot_product_attention = seen
+for dtype, error in ((torch.float32, 1e-5), (torch.bfloat16, 0.05)):
+    put_on_device(model, torch.device("cuda:0"), dtype, fp32_head=True)
+    found = model.base_model(input_ids=ids.cuda()).last_hidden_state.float()
+    logits = (found @ model.lm_head.weight.T).cpu()
+    assert (logits - expected).abs().max() < error
+assert calls == [(4, 4, False), (2, 2, True)], calls
+"""
+
+
+def test_in_fp32_grouped_heads_get_copies_since_no_fused_kernel_takes_them():
+    done = run(1, "-c", ATTENTION)
+    assert done.returncode == 0, done.stderr
+
+
 SIZES = [
     "--steps", "2", "--prompts-per-step", "4", "--completions-per-prompt", "4",
     "--validation-problems", "6", "--validation-samples", "2", "--slots", "32",

@@ -18,8 +18,7 @@ import torch
 from faults import HANGS, TINY, RealRun, check_log, faulty_reward, log, project
 from steps import run_train
 
-from core.devices import devices_here
-from core.settings import Settings
+from core.settings import Settings, devices_here
 from data.tasks import arithmetic
 from machinery import run as run_module
 from machinery.ranks import Stop
@@ -113,8 +112,7 @@ class Broken(OSError):
 def test_an_exception_in_score_is_the_users_and_breakpoint_stops_in_this_process(
     tmp_path, monkeypatch, error, calls
 ):
-    """Nothing makes a verdict or a sentence of it. No process is started, by any means, but for the
-    forks that read the model's files."""
+    """Nothing makes a verdict or a sentence of it. No process is started, by any means."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Stop, "listen", lambda _: None)
 
@@ -123,12 +121,7 @@ def test_an_exception_in_score_is_the_users_and_breakpoint_stops_in_this_process
 
     monkeypatch.setattr(multiprocessing.process.BaseProcess, "start", no_process)
     monkeypatch.setattr(subprocess.Popen, "__init__", no_process)
-    fork = os.fork
-
-    def fork_of_a_reader():
-        return (fork if sys._getframe(1).f_globals["__name__"] == "core.limits" else no_process)()
-
-    monkeypatch.setattr(os, "fork", fork_of_a_reader)
+    monkeypatch.setattr(os, "fork", no_process)
     stopped_in, usual = [], arithmetic.score
 
     def score(problem, completion):

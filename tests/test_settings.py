@@ -14,7 +14,6 @@ from steps import run_train
 
 import loss
 from core import settings as settings_module
-from core.devices import cpu_threads, devices_here
 from core.feed import Feed
 from core.model import first_learning_rate
 from core.settings import (
@@ -22,6 +21,8 @@ from core.settings import (
     GenerateCommand,
     Sampling,
     Settings,
+    cpu_threads,
+    devices_here,
     parse,
     starting_values,
 )

@@ -33,9 +33,8 @@ from torch.utils._pytree import tree_leaves
 import loss
 import train
 from core import screen
-from core.decoding import make_decoding
 from core.engine import sample_all
-from core.model import load_model, load_tokenizer, put_on_device, use_wide_products
+from core.model import load_model, load_tokenizer, make_decoding, put_on_device, use_wide_products
 from core.policy import Policy, micro_batches
 from core.rollouts import Request, SharedParameters
 from core.settings import Settings
@@ -314,18 +313,16 @@ def test_pitfalls_9_and_10_micro_batches_hold_the_sampled_tokens_within_their_bu
             assert sum(work) > 0.5 * tokens * (len(real) - ranks)
 
 
-def test_prompts_are_shared_only_if_fewer_positions_are_fed():
-    """Not if completions of unlike length would have to be padded for it; and sequences of like
-    length may be of several prompts."""
-
-    def are_shared(prompt, lengths, tokens):
-        rollouts = [rollout(0, i, prompt, [1] * length) for i, length in enumerate(lengths)]
+def test_prompts_are_shared_if_a_micro_batch_holds_several_sequences():
+    """Those of a prompt come together if it holds fewer than there are prompts; else those of like
+    length do."""
+    rollouts = [rollout(g, i, [g] * 30, [1] * (5 + 7 * i)) for i in range(3) for g in range(4)]
+    for tokens, prompts in ((10_000, [4]), (150, [1] * 4), (60, None)):
         batches = all_micro_batches(rollouts, tokens, share=True)
-        return {m.prompts_PL is not None for m in batches}
-
-    assert are_shared([1] * 30, [10] * 4, 10_000) == {True}
-    assert are_shared([1] * 2, [100, 90, 80, 10], 100) == {False}  # one in each micro-batch
-    assert are_shared([1] * 30, [100, 90, 80, 10], 100) == {False}
+        shared = [m.prompts_PL for m in batches if m.prompts_PL is not None]
+        assert [len(prompts_PL) for prompts_PL in shared] == (prompts or [])
+        lengths = [len(rollouts[row].tokens) for m in batches for row in m.rows_B.tolist()]
+        assert (lengths == sorted(lengths, reverse=True)) == (prompts in ([4], None))
 
 
 class LargestTensor(TorchDispatchMode):

@@ -19,8 +19,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from core.decoding import rendered
-from core.model import load_model, load_tokenizer, model_path, use_wide_products
+from core.model import load_model, load_tokenizer, model_path, render, use_wide_products
 from core.screen import Progress, say
 from curve.flags import option, read_flags, run_command
 from data.load import load_data
@@ -65,8 +64,8 @@ def main(arguments: list[str]) -> int:
 
     # What is learned of each record.
     examples = []
-    prompts = rendered(tokenizer, [problem.prompt for problem in source.train], command)
-    for prompt, problem in zip(prompts, source.train):
+    for problem in source.train:
+        prompt = render(tokenizer, problem.prompt, command.thinking, command.system)
         solution = tokenizer(problem.answer, add_special_tokens=False).input_ids
         solution.append(tokenizer.eos_token_id)
         examples.append((prompt + solution, [False] * len(prompt) + [True] * len(solution)))

@@ -12,8 +12,7 @@ from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer, TrlParser
 
 import loss
-from core.decoding import completion_texts, make_decoding, render
-from core.model import load_tokenizer
+from core.model import completion_texts, load_tokenizer, make_decoding, render
 from core.rollouts import given_rollout
 from core.settings import Settings, read_settings, read_sources
 from data import Problem

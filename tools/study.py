@@ -30,9 +30,8 @@ from pathlib import Path
 
 import fit_curve
 import loss
-from core.devices import cpu_threads
 from core.screen import Progress, say
-from core.settings import Settings, parse, read_settings, refuse_changes
+from core.settings import Settings, cpu_threads, parse, read_settings, refuse_changes
 from curve.files import write_whole
 from curve.flags import HELP, flag, option, read_flags, run_command
 from machinery.folder import checkpoints, last_line, lock_folder, step_of
