@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import steps
+from curves import run_of
 from faults import ROOT, TINY, check_log, last_step, log
-from test_fit_curve import run_of
 
 import fit_curve
 import loss

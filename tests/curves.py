@@ -1,0 +1,26 @@
+"""Simulated runs for the tests of curve/."""
+
+import numpy as np
+
+from curve.fit import fit_sigmoid, sigmoid
+
+
+def run_of(
+    A=0.7, B=1.8, C_mid=100.0, R0=0.2, n=41, last=600.0, noise=0.01, seed=0, correlation=0.0
+):
+    """A run: x (n,) from 0, y (n,) with AR(1) noise. seed: a number or a Generator."""
+    random = np.random.default_rng(seed)
+    x = np.linspace(0, last, n)
+    shocks = random.standard_normal(n)
+    for i in range(1, n):
+        shocks[i] = correlation * shocks[i - 1] + np.sqrt(1 - correlation**2) * shocks[i]
+    y = sigmoid(x, A, B, C_mid, R0) + noise * shocks
+    return x, np.clip(y, 0, 1)
+
+
+def fit_of(**curve):
+    return fit_sigmoid(*run_of(**curve))
+
+
+def fits_of(seeds, **curve):
+    return [fit_of(seed=seed, **curve) for seed in seeds]
