@@ -80,7 +80,8 @@ def micro_batches(
         of_prompt = defaultdict(list)
         for row in longest_first:
             of_prompt[prompt_of(rollouts[row])].append(row)
-        in_a_micro_batch = tokens / widths(rollouts, device, True)[rows].sum(1).mean()
+        positions = widths(rollouts, device, True)[rows].sum()
+        in_a_micro_batch = tokens * len(rows) / max(1, positions)
         share_prompts = in_a_micro_batch >= 2
         if share_prompts and in_a_micro_batch < len(of_prompt):
             together = [*of_prompt.values()]

@@ -447,7 +447,8 @@ def model_path(name: str) -> str:
     folder = Path(name)
     if not folder.exists() and (ROOT / name).is_dir():
         folder = ROOT / name
-    is_path = name.startswith((".", "/")) or len(folder.parts) > 2 or Path(folder.parts[0]).is_dir()
+    first = Path(*folder.parts[:1])
+    is_path = name.startswith((".", "/")) or len(folder.parts) > 2 or first.is_dir()
     if is_path and not folder.exists():
         raise ValueError(f"--model {name}: there is no such folder")
     if folder.is_dir() and not (folder / "tokenizer_config.json").exists():

@@ -146,7 +146,8 @@ def test_a_whole_run_mixes_no_devices(tmp_path, gpus, flags):
         [line for line in log if line["kind"] == kind] for kind in ("train", "validation")
     )
     assert len(steps) == 2 and all(line["skipped"] == 0 for line in steps)
-    assert all(0 < line["mismatch_mean"] < 0.02 for line in validations)
+    # Padded alike, both sides may agree to the last bit in all tokens of a validation.
+    assert all(0 <= line["mismatch_mean"] < 0.02 for line in validations)
 
 
 def test_parameters_wait_in_the_cpus_memory_and_losses_are_the_same(tmp_path):

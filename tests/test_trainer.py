@@ -5,6 +5,7 @@ import collections
 import dataclasses
 import math
 import os
+import warnings
 from datetime import timedelta
 from functools import partial
 from types import SimpleNamespace
@@ -323,6 +324,11 @@ def test_prompts_are_shared_if_a_micro_batch_holds_several_sequences():
         assert [len(prompts_PL) for prompts_PL in shared] == (prompts or [])
         lengths = [len(rollouts[row].tokens) for m in batches for row in m.rows_B.tolist()]
         assert (lengths == sorted(lengths, reverse=True)) == (prompts in ([4], None))
+
+
+def test_a_batch_in_which_no_group_counts_has_no_micro_batch():
+    with warnings.catch_warnings(action="error"):
+        assert not [*micro_batches([rollout(0, 0, [1], [1])], [], 64, CPU, 0, 1, True)]
 
 
 class LargestTensor(TorchDispatchMode):
