@@ -620,7 +620,8 @@ def test_pitfall_5_losses_and_gradients_are_the_same_with_one_and_several_ranks(
             assert_same_bf16_forward(one, several)
         else:
             # A prompt is fed once for each micro-batch, so FLOPs depend on how a batch is cut.
-            same_course(one, several, but=["flops"] if name == "shared prompts" else [])
+            is_shared = name in ("shared prompts", "experts")
+            same_course(one, several, but=["flops"] if is_shared else [])
             for key, values in numbers.items():
                 if key.endswith("/exp_avg"):
                     assert (values - others[key]).abs().max() < 1e-5, key
