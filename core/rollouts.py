@@ -132,6 +132,11 @@ class Group:
         return sum(verdict.correct for verdict in self.verdicts.values()) / len(self.requests)
 
     @property
+    def pass_at_n(self) -> bool:
+        """Whether at least one of the completions is correct."""
+        return self.pass_rate > 0
+
+    @property
     def score_mean(self) -> float:
         """The mean score of the completions, 0 without a verdict. If every score is 0 or 1, it is
         the pass rate."""

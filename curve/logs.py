@@ -532,7 +532,9 @@ def refuse_several_curves(rows: list[Row], x: str, y: str) -> list[str]:
 
 def num_examples(rows: list[Row], y: str) -> float | None:
     """How many answers a pass rate y is the mean of, on average; None if the log does not say.
-    pass_rate/SOURCE has its own number."""
+    pass_rate/SOURCE has its own number, and pass_at_n is a mean over problems."""
+    if "pass_at_n" in y:
+        return None
     name = y.replace("pass_rate", "num_examples") if "pass_rate/" in y else "num_examples"
     numbers = [row[name] for row in rows if isinstance(row.get(name), float)]
     known = [number for number in numbers if number > 0]  # -1 often stands for all

@@ -232,9 +232,10 @@ class Record:
         return max(before, key=step_of, default=None)
 
     def _pass_rates(self, groups: list[Group]) -> dict:
-        """Mean pass rate of a validation. From the first one on in which a task gives a score
-        between 0 and 1, also the mean score."""
-        means = self._means("pass_rate", groups)
+        """Mean pass rate of a validation, and the share of the problems that any completion solves.
+        From the first one on in which a task gives a score between 0 and 1, also the mean
+        score."""
+        means = self._means("pass_rate", groups) | self._means("pass_at_n", groups)
         verdicts = [verdict for group in groups for _, verdict in group.judged()]
         logged_before = self.validations and "score_mean" in self.validations[-1]
         if logged_before or graded(verdicts):

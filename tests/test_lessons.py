@@ -149,7 +149,7 @@ class Page:
     """A lesson whose commands have been run, one after the other, in one shell.
 
     fail: parts of the commands that the page says fail. All others must end with 0. In the end the
-    page has taken back its changes: no file of the project is changed.
+    page has taken back its changes: no text of the project is changed.
     """
 
     def __init__(self, lesson: str, clone: Path, outputs: Path, fail: tuple[str, ...] = ()):
@@ -169,7 +169,7 @@ class Page:
             self.said_by[command] = printed = (outputs / f"{i}.txt").read_text()
             failed = (outputs / f"{i}.status").read_text() != "0\n"
             assert failed == any(part in command for part in fail), f"{command}\n{printed}"
-        assert shell("git status --porcelain --untracked-files=no", clone) == ""
+        assert shell("git status --porcelain --untracked-files=no -- . ':!*.png'", clone) == ""
 
     def said(self, part: str) -> str:
         """What the command that holds this text printed."""

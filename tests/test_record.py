@@ -238,6 +238,7 @@ def test_the_mean_score_of_several_sources_has_their_weights(models, tmp_path):
     assert (line["score_mean/given"], line["score_mean/other"]) == (0.125, 0.25)
     assert line["score_mean"] == (0.125 + 3 * 0.25) / 4
     assert (line["pass_rate/given"], line["pass_rate/other"]) == (0.0, 0.25)
+    assert (line["pass_at_n"], line["pass_at_n/given"], line["pass_at_n/other"]) == (0.75, 0, 1)
 
 
 def test_a_validation_has_a_mean_score_once_a_task_has_given_one_in_between(models, tmp_path):

@@ -359,8 +359,8 @@ def test_a_stopped_verifier_is_noticed_at_the_time_limit():
 
 def test_children_are_found_where_the_kernel_has_no_list_of_them(monkeypatch):
     """The program that lists them is none."""
-    before = {*children(os.getpid())}
     monkeypatch.setattr(Path, "exists", lambda _: False)
+    before = {*children(os.getpid())}
     with subprocess.Popen(["sleep", "60"]) as child:
         found = {*children(os.getpid())}
         child.kill()
