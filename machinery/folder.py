@@ -103,18 +103,6 @@ def lock_folder(folder: Path) -> TextIO:
     return file
 
 
-def in_use(folder: Path) -> bool:
-    """Whether a process has the lock of this folder."""
-    if not (folder / "lock").exists():
-        return False
-    with open(folder / "lock") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # free again when the file closes
-        except BlockingIOError:
-            return True
-    return False
-
-
 # --- its checkpoints: checkpoints/step-000020/, each whole or not there ---------------------------
 
 

@@ -1,44 +1,26 @@
 """The page that tools/view.py makes of a run, in a real browser."""
 
-import dataclasses
 import json
 import math
 import os
 import re
 import shutil
-import signal
-import subprocess
-import sys
-import time
 
-import numpy as np
 import pytest
-import torch
-from faults import ROOT, RealRun
-from steps import make_group, rollout
+from faults import ROOT
+from steps import FIRST, batch_of_groups, lines, settings, train_on
 
 import loss
-from core.rollouts import Batch
-from core.settings import Settings
-from curve.flags import run_command
-from data.load import Source
-from machinery.folder import lock_folder, write_config
-from machinery.kept import KeptRollouts
+from machinery.folder import write_config
 from tools import view
 
 CHROMIUM = (
     shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 )
-ARGUMENTS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-PARTS = ["curve", "timeline", "group", "completion", "problem"]
+ARGUMENTS = """
+    --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking
+    --disable-component-update --disable-sync
+""".split()
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +37,8 @@ def browser():
 
 @pytest.fixture
 def open_page(browser):
-    """Open a page of a run in a window of this width; at the end of the test nothing may stand in
-    the console, and nothing may have been asked of a network."""
+    """Make the page of a run and open it in a window of this width. At the end of the test nothing
+    may stand in the console, and nothing may have been asked of a network."""
     messages, contexts = [], []
 
     def note_request(request):
@@ -64,6 +46,7 @@ def open_page(browser):
             messages.append(request.url)
 
     def open_it(folder, width=1280, scheme="light"):
+        assert view.main([str(folder)]) == 0
         window = {"width": width, "height": 900}
         contexts.append(browser.new_context(viewport=window, color_scheme=scheme))
         page = contexts[-1].new_page()
@@ -81,94 +64,38 @@ def open_page(browser):
     assert messages == []
 
 
-# --- runs -----------------------------------------------------------------------------------------
+# --- a run ----------------------------------------------------------------------------------------
 
 
-class Words:
-    """A tokenizer whose tokens are these texts."""
+@pytest.fixture
+def make_run(models, tmp_path):
+    """Makes the folder of a run of some steps, with 12 completions each. A group has a second to be
+    sampled in."""
 
-    def __init__(self, texts):
-        self.texts = texts
+    def run(steps=2, **recipe):
+        chosen = settings(steps, validation_every=1, rollouts_kept=3, recipe=loss.Recipe(**recipe))
+        write_config(tmp_path, chosen)
+        batches = [batch_of_groups(seed) for seed in range(steps)]
+        train_on(chosen, models["llama"], batches, tmp_path)
+        kept = rollouts_of(tmp_path)
+        for line in kept:
+            begun = line["step"] - FIRST
+            for its in line.get("completions", ()):
+                its |= {"began": begun + 0.1, "ended": begun + 0.9}
+            if line["kind"] == "times":
+                line["generators"] = [[0, begun, begun + 0.1, begun]]
+        write_rollouts(tmp_path, kept)
+        return tmp_path
 
-    def decode(self, ids):
-        return "".join(self.texts[i] for i in ids)
-
-
-SCALERL = loss.Recipe()
-
-
-def made_run(
-    folder,
-    texts=("a", "b", "c", "d"),
-    groups=3,
-    completions=4,
-    tokens=40,
-    recipe=SCALERL,
-    spread=0.3,
-):
-    """Make a folder with all that tools/view.py reads, of a run of one group a step with such
-    texts. Returns the tensors of all its tokens as loss.py has them: log pi_train, log pi_gen and
-    whether it was sampled, [B, T], and the advantages [B]."""
-    folder.mkdir(parents=True)
-    settings = Settings(
-        recipe=recipe, steps=min(groups, 40), completions_per_prompt=completions, rollouts_kept=1
-    )
-    write_config(folder, settings)
-    rng, tensors, log = np.random.default_rng(0), [], [validation(0)]
-    writer = KeptRollouts(folder, settings, Words(texts), [Source(texts[0], 1.0, [], [])])
-    for step in range(1, groups + 1):
-        # A group, of which every other completion is right; one token in ten is forced.
-        rollouts = []
-        for index in range(completions):
-            ids = rng.integers(len(texts), size=tokens)
-            sampled = np.arange(tokens) % 10 != 3
-            begun = rollout(step, index, [0, 1], ids, sampled, version=step - 1)
-            rollouts.append(dataclasses.replace(begun, began=step - 0.9, ended=step - 0.5))
-        group = make_group(step, rollouts, [index % 2 == 0 for index in range(completions)])
-
-        # What the trainer makes of it.
-        batch = Batch([group], step)
-        rewards = 2 * batch.scores_PG - 1
-        advantages = loss.advantages(rewards, batch.usable_PG, batch.usable_PG, "none") * 0.7
-        weights = loss.token_weights(batch.lengths_PG, batch.usable_PG, "prompt")
-        worth = loss.Worth(rewards, batch.usable_PG, advantages, weights)
-        logprobs, kept = [], {}
-        for i, its in enumerate(rollouts):
-            logprobs.append(its.logprobs + rng.normal(0, spread, tokens).astype(np.float32))
-            kept[i] = {
-                "trainer_logprobs": logprobs[i][its.sampled],
-                "entropies": -its.logprobs[its.sampled],
-            }
-
-        # What a run writes of it.
-        writer.add_batch(step, batch, worth, kept)
-        writer.run_began = -0.4  # so that a validation is later than its batch
-        writer.add_validation(step, [group])
-        writer.run_began = 0.0
-        writer.add_times(step, (step - 1.0, step - 0.8), [(0, step - 0.9, step - 0.85, step - 1)])
-        line = {"kind": "train", "step": step, "wall_seconds": step - 0.1}
-        log += [line | {"parameters_seconds": 0.01, "skipped": 0}, validation(step)]
-
-        generator_logprobs = [its.logprobs for its in rollouts]
-        sampled = [its.sampled for its in rollouts]
-        stacked = [np.stack(rows) for rows in (logprobs, generator_logprobs, sampled)]
-        tensors.append([*map(torch.tensor, stacked), advantages[0]])
-    (folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in log))
-    return [torch.cat(parts) for parts in zip(*tensors)]
+    return run
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """The folder of a made-up run of four steps, with its page."""
-    folder = tmp_path_factory.mktemp("made") / "run"
-    made_run(folder, groups=4)
-    view.write_page(folder)
-    return folder
+def rollouts_of(run):
+    return [json.loads(line) for line in (run / "rollouts.jsonl").read_text().splitlines()]
 
 
-def validation(step):
-    line = {"kind": "validation", "step": step, "wall_seconds": float(step), "num_examples": 64}
-    return line | {"compute_flops": 1e9 * step, "pass_rate": 0.9 - 0.8 / (1 + step)}
+def write_rollouts(run, kept):
+    (run / "rollouts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept))
 
 
 # --- its numbers ----------------------------------------------------------------------------------
@@ -191,177 +118,118 @@ READ = """([line, completion]) => {
 
 
 @pytest.mark.parametrize("name", ["cispo", "gspo", pytest.param("dapo", marks=pytest.mark.slow)])
-def test_terms_on_the_page_are_those_of_loss_py(open_page, tmp_path, name):
-    """At a hundred tokens of a page: the term, the ratio, whether it is clipped; and the formula
-    with the numbers put in gives the term."""
-    recipe = loss.Recipe(loss=name)
-    tensors = made_run(tmp_path / "run", recipe=recipe, spread=0.1 if name == "gspo" else 0.6)
-    terms_BT, log_rho_BT, clipped_BT = loss.token_terms(recipe, *tensors)
-    view.write_page(tmp_path / "run")
-    page = open_page(tmp_path / "run")
-    group = page.evaluate("run.lines.map((line) => line.kind)").index("group")
-    seen = 0
-    for row in range(3):
-        for t, (term, rho, clipped, numbers) in enumerate(page.evaluate(READ, [group, row])):
-            if not tensors[2][row, t]:
-                assert term is None and rho == "–"
-                continue
-            seen += 1
-            wanted = terms_BT[row, t].item()
-            assert float(term) == pytest.approx(wanted, rel=1e-4, abs=1e-6)
-            assert float(rho) == pytest.approx(log_rho_BT[row, t].exp().item(), rel=1e-3)
-            assert clipped == ("yes" if clipped_BT[row, t] else "no")
-            value = eval(numbers.replace("×", "*"), dict(KNOWN))
-            assert value == pytest.approx(wanted, rel=5e-3, abs=1e-4), numbers
-    assert seen >= 100
+def test_terms_on_the_page_add_up_to_the_loss_of_the_step(open_page, make_run, name):
+    """The formula with the numbers of a token gives its term. By the weights, the terms add up to
+    the loss of the log, and the tokens that are said to be clipped to its fraction."""
+    run = make_run(1, loss=name)
+    page = open_page(run)
+    total, clips = 0.0, []
+    kept = [line for line in rollouts_of(run) if line["kind"] != "times"]
+    for place, line in enumerate(kept):
+        for row, completion in enumerate(line["completions"]):
+            sampled = [is_sampled for is_sampled, n in completion["sampled"] for _ in range(n)]
+            trained = completion.get("became") == "trained"
+            read = page.evaluate(READ, [place, row])
+            assert len(read) == len(completion["ids"])
+            for t, (term, rho, clipped, numbers) in enumerate(read):
+                assert (term is not None) == (trained and sampled[t])
+                if term is None:
+                    continue
+                value = eval(numbers.replace("×", "*"), dict(KNOWN))
+                assert value == pytest.approx(float(term), rel=5e-3, abs=1e-4), numbers
+                logprobs = completion["trainer_logprobs"][t], completion["generator_logprobs"][t]
+                assert float(rho) == pytest.approx(math.exp(logprobs[0] - logprobs[1]), rel=1e-3)
+                total -= completion["weight"] * float(term)
+                clips.append(clipped == "yes")
+    (logged,) = lines(run, "train")
+    assert total == pytest.approx(logged["loss"], rel=1e-4) and total != 0
+    assert sum(clips) / len(clips) == pytest.approx(logged["clipped_fraction"])
 
 
-@pytest.mark.slow
-def test_the_page_of_a_real_run_has_the_run_s_own_numbers(tmp_path, open_page):
-    """A page is made at the end of a run; the command makes the same one."""
-    flags = "--train-prompts 40 --steps 4 --validation-every 2 --asynchrony pipeline-2"
-    budgets = "--rollouts-kept 3 --thinking-budget 20 24"
-    run = RealRun(tmp_path, *flags.split(), *budgets.split())
-    run.end_well()
-    before = (run.folder / "rollouts.html").read_text()
-    with pytest.raises(SystemExit) as ended:
-        run_command(view.main, [str(run.folder)])
-    assert ended.value.code == 0 and (run.folder / "rollouts.html").read_text() == before
-    page = open_page(run.folder)
-
-    kept = lines_of(run.folder / "rollouts.jsonl")
-    groups = [line for line in kept if line["kind"] != "times"]
-    assert page.locator("#choose option").count() == len(groups) == 4 * 3 + 3 * 6
-    for line in (groups[3], groups[-1]):
-        page.select_option("#choose", str(groups.index(line)))
-        cards = page.locator(".card .raw").all_text_contents()
-        assert cards == ["".join(its["texts"]).replace("\n", "↵\n") for its in line["completions"]]
-        facts = page.locator("#group-facts").inner_text()
-        assert line["answer"] in facts and line["prompt"] in facts
-
-
-def lines_of(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def test_every_key_of_a_line_is_in_the_docs(made):
+def test_every_key_of_a_line_is_in_the_docs(make_run):
     text = (ROOT / "docs" / "log.md").read_text()
-    for line in lines_of(made / "rollouts.jsonl"):
+    for line in rollouts_of(make_run()):
         keys = {*line}.union(*line.get("completions", ()))
         assert [key for key in keys if f"`{key}`" not in text] == []
 
 
 # --- its parts ------------------------------------------------------------------------------------
 
+# Where the bar of the first rollout for training is.
+BAR = """() => {
+    const bar = lanes.bars.find((bar) => lines[bar.line].kind === "group");
+    const lane = lanes.tops.get(bar.generator);
+    const width = document.getElementById("lanes").clientWidth;
+    const x = (t) => (t - lanes.from) / (lanes.to - lanes.from) * width;
+    return { x: (x(bar.began) + x(bar.ended)) / 2, y: lane.top + STRIP + (bar.row + 0.5) * lane.each };
+}"""  # noqa: E501
+
 
 @pytest.mark.parametrize("width, scheme", [(1280, "light"), (390, "dark")])
-def test_each_part_is_there_and_reacts_to_clicks_and_keys(made, open_page, width, scheme):
-    page = open_page(made, width, scheme)
+def test_each_part_is_there_and_reacts_to_clicks_and_keys(make_run, open_page, width, scheme):
+    run = make_run()
+    page = open_page(run, width, scheme)
     line = "run.lines[state.line]"
     opened = lambda: page.evaluate(f"[{line}.kind, {line}.step, state.completion]")
-    which = lambda: page.evaluate("[state.line, state.completion]")
-    window = lambda: page.evaluate("[lanes.from, lanes.to]")
-    assert all(page.locator(f"#{part}").is_visible() for part in PARTS)
+    click = lambda place, nth, within=page: within.locator(place).nth(nth).click()
 
-    # 1. The curve: a point for each validation. A click, and Enter, on one.
+    # 1. The curve: a point for each validation.
     circles = page.locator("#plot circle")
-    label = circles.nth(2).get_attribute("aria-label")
-    assert circles.count() == 5 and label == "step 2: pass_rate 0.6333 at 2000000000 FLOPs"
-    circles.nth(2).click()
-    assert opened() == ["validation", 2, 0]
-    circles.nth(4).press("Enter")
-    assert opened() == ["validation", 4, 0]
+    assert circles.count() == 3
+    assert circles.nth(1).get_attribute("aria-label").startswith(f"step {FIRST + 1}: pass_rate 0.")
+    click("#plot circle", 1)
+    assert opened() == ["validation", FIRST + 1, 0]
+    circles.nth(2).press("Enter")
+    assert opened() == ["validation", FIRST + 2, 0]
 
-    # 2. The timeline: zoom, and the rollout after this one; a click on a bar.
+    # 2. The timeline: all of it, half of it, and a bar of it.
+    window = lambda: page.evaluate("lanes.to - lanes.from")
     page.get_by_role("button", name="whole run").click()
     whole = window()
     page.locator("#lanes").press("+")
-    assert window()[1] - window()[0] == pytest.approx((whole[1] - whole[0]) / 2)
+    assert window() == pytest.approx(whole / 2)
     page.get_by_role("button", name="whole run").click()
-    page.select_option("#choose", "4")
-    page.locator("#lanes").press("ArrowDown")
-    assert which() != [4, 0]
-    place = page.evaluate("""() => {
-        const bar = lanes.bars.find((bar) => lines[bar.line].kind === "group");
-        const lane = lanes.tops.get(bar.generator);
-        const width = document.getElementById("lanes").clientWidth;
-        const x = (t) => (t - lanes.from) / (lanes.to - lanes.from) * width;
-        return [(x(bar.began) + x(bar.ended)) / 2, lane.top + STRIP + (bar.row + 0.5) * lane.each];
-    }""")
-    page.locator("#lanes").click(position={"x": place[0], "y": place[1]})
+    page.locator("#lanes").click(position=page.evaluate(BAR))
     assert opened()[0] == "group"
 
-    # 3. A group: the one after, a completion by click and by key.
-    before = which()
+    # 3. A group: the first, the one after, a completion by click and by key. Its texts are shown.
+    kept = [line for line in rollouts_of(run) if line["kind"] != "times"]
+    page.select_option("#choose", "0")
     page.get_by_role("button", name="after").click()
-    assert which() == [before[0] + 1, 0]
-    page.locator(".card").nth(2).click()
-    assert opened()[2] == 2 and page.locator(".card").nth(2).get_attribute("aria-current") == "true"
+    click(".card", 2)
+    assert opened() == [kept[1]["kind"], kept[1]["step"], 2]
     page.locator(".card").nth(2).press("ArrowRight")
     assert opened()[2] == 3
+    shown = page.locator(".card .raw").all_text_contents()
+    assert shown == ["".join(its["texts"]) for its in kept[1]["completions"]]
 
     # 4. Its tokens: every colouring with a legend, a token by key and by click.
     for name in page.locator("#colour option").all_text_contents():
         page.select_option("#colour", name)
-        assert text_of(page, "#colour-legend").strip()
+        assert page.locator("#colour-legend").inner_text().strip()
     page.locator("#tokens").press("ArrowRight")
-    assert text_of(page, "#token").split("\n")[0].startswith("token\t2 of")
-    page.locator("#tokens span").nth(4).click()
-    assert "5 of" in text_of(page, "#token")
+    assert page.locator("#token").inner_text().startswith("token\t2 of")
+    click("#tokens span", 2)
+    assert page.locator("#token").inner_text().startswith("token\t3 of")
 
     # 5. A problem at every validation: another completion, a click on one.
-    kept = [line for line in lines_of(made / "rollouts.jsonl") if line["kind"] == "validation"]
-    page.select_option("#which", str(kept[1]["group"]))
+    page.select_option("#which", str(kept[-1]["group"]))
     page.locator("#nth").fill("2")
-    row = page.locator("#problem-rows tr").nth(1)
-    assert row.locator("td").last.inner_text() == "".join(kept[1]["completions"][1]["texts"])
-    row.locator("button").nth(1).click()
-    assert opened() == ["validation", kept[1]["step"], 1]
+    row = page.locator("#problem-rows tr").last
+    assert row.locator("td").last.inner_text() == "".join(kept[-1]["completions"][1]["texts"])
+    click("button", 1, row)
+    assert opened() == ["validation", FIRST + 2, 1]
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
     # The address keeps what is open when the page is made again.
     page.reload()
-    assert opened() == ["validation", kept[1]["step"], 1]
-
-
-def text_of(page, place):
-    return page.locator(place).inner_text()
-
-
-# --- a page that follows a run --------------------------------------------------------------------
-
-
-def test_a_page_that_is_watched_follows_the_run(tmp_path, open_page):
-    """It loads itself again, and stays at the completion that is open. After Ctrl-C, as after the
-    end of the run, it does so no more."""
-    folder = tmp_path / "run"
-    made_run(folder, groups=4)
-    whole = (folder / "rollouts.jsonl").read_text()
-    (folder / "rollouts.jsonl").write_text("".join(whole.splitlines(keepends=True)[:3]))
-    command = [sys.executable, "-m", "tools.view", str(folder), "--watch", "1.5"]
-    with lock_folder(folder):
-        watcher = subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE)
-        deadline = time.monotonic() + 60
-        while not (folder / "rollouts.html").exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        page = open_page(folder)
-        options = page.locator("#choose option")
-        assert options.count() == 2
-        page.locator(".card").nth(3).click()
-        (folder / "rollouts.jsonl").write_text(whole)
-        options.nth(7).wait_for(state="attached")
-        opened = page.locator(".card[aria-current=true]")
-        assert opened.get_attribute("data-completion") == "3"
-        watcher.send_signal(signal.SIGINT)
-        said, _ = watcher.communicate(timeout=60)
-    assert watcher.returncode == 0 and "rollouts.html: open it in a browser" in said
-    page.locator("#size", has_not_text="loads itself again").wait_for()
+    assert opened() == ["validation", FIRST + 2, 1]
 
 
 # --- what it bears --------------------------------------------------------------------------------
 
 
-def test_a_hostile_completion_harms_nothing(tmp_path, open_page):
+def test_a_hostile_completion_harms_nothing(make_run, open_page):
     """Markup that ends scripts, odd characters, lone surrogates: all is shown as text."""
     codes = [*range(32), 127, 0x85, 0xAD, 0x200B, 0x200F, 0x2028, 0x202E, 0x2066]
     codes += [0xD800, 0xDFFF, 0xFEFF, 0xFFFD, 0x1F642, 0xE0041, 0x10FFFF]
@@ -369,12 +237,17 @@ def test_a_hostile_completion_harms_nothing(tmp_path, open_page):
     marks = f"{script}<img src=x onerror=\"document.title = 'taken'\">"
     texts = [*map(chr, codes), marks, f"</script>{script}", "<!--", "-->", "&lt;", "$&", "`"]
     texts += ["e" + "\u0301" * 200, "\\", "DATA_OF_THE_RUN", "SHA256_OF_THE_SCRIPT"]
-    made_run(tmp_path / "run", texts=texts, tokens=2000, groups=1)
-    view.write_page(tmp_path / "run")
-    page = open_page(tmp_path / "run", 390)
-    assert page.title() == "run: rollouts"
+    run = make_run(1)
+    kept = rollouts_of(run)
+    for line in kept:
+        if line["kind"] != "times":
+            line |= {"prompt": marks, "answer": marks, "source": marks}
+        for its in line.get("completions", ()):
+            its |= {"texts": texts, "ids": [0] * len(texts)}
+    write_rollouts(run, kept)
+    page = open_page(run, 390)
     assert page.locator("img, #run ~ script ~ script").count() == 0
-    assert page.locator("#tokens span").count() == 2000
+    assert page.locator("#tokens span").count() == len(texts)
     shown = page.locator("#tokens").text_content()
     assert marks in shown and "⟨202e⟩" in shown and "⟨d800⟩" in shown
     assert not re.search("[\u202e\u2066\ufeff\x00]", shown)
@@ -384,51 +257,44 @@ def test_a_hostile_completion_harms_nothing(tmp_path, open_page):
         script.text = "document.title = 1";
         document.body.append(script);
     }""")
-    assert page.title() == "run: rollouts" and "Content Security Policy" in open_page.messages.pop()
+    assert page.title() == f"{run.name}: rollouts"
+    assert "Content Security Policy" in open_page.messages.pop()
 
 
-def test_a_page_that_would_be_too_large_has_the_first_completions(tmp_path, open_page, monkeypatch):
-    made_run(tmp_path / "run", groups=20)
-    whole = len(view.as_json(view.read_run(tmp_path / "run")["lines"]))
+def test_a_page_that_would_be_too_large_has_the_first_completions(make_run, open_page, monkeypatch):
+    run = make_run()
+    read = lambda: view.read_run(run)["lines"]
+    groups, whole = len(read()), len(view.as_json(read()))
     for share, completions in ((0.8, 3), (0.01, 1)):
         monkeypatch.setattr(view, "MOST_BYTES", share * whole)
-        lines = view.read_run(tmp_path / "run")["lines"]
-        assert [len(line["completions"]) for line in lines] == [completions] * 40
-    view.write_page(tmp_path / "run")
-    said = text_of(open_page(tmp_path / "run"), "#size")
-    assert said.startswith("40 completions in 40 groups") and "since all 160" in said
+        assert [len(line["completions"]) for line in read()] == [completions] * groups
+    said = open_page(run).locator("#size").inner_text()
+    assert said.startswith(f"{groups} completions in {groups}") and f"all {4 * groups}" in said
 
 
-def test_a_page_shows_what_there_is(tmp_path, open_page):
+def test_a_page_shows_what_there_is(make_run, open_page):
     """No step yet, no group that was trained on, a line that is being written; a log without
     columns."""
-    made_run(tmp_path / "run", groups=1)
-    lines = (tmp_path / "run" / "rollouts.jsonl").read_text().splitlines(keepends=True)
-    (tmp_path / "run" / "rollouts.jsonl").write_text(lines[1] + lines[0][:100])
-    log = [validation(0), {"kind": "validation", "step": 1}, {"kind": "train", "step": 1}]
-    (tmp_path / "run" / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in log))
-    view.write_page(tmp_path / "run")
-    page = open_page(tmp_path / "run")
+    run = make_run()
+    *_, last = kept = rollouts_of(run)
+    write_rollouts(run, [line for line in kept if line["kind"] == "validation"][:1])
+    with open(run / "rollouts.jsonl", "a") as file:
+        file.write(json.dumps(last)[:100])
+    log = [lines(run, "validation")[0], {"kind": "validation", "step": 1}]
+    log.append({"kind": "train", "step": 1})
+    (run / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in log))
+    page = open_page(run)
     assert page.locator("#choose option").count() == page.locator("#plot circle").count() == 1
 
 
-# --- what is refused ------------------------------------------------------------------------------
-
-
-def test_what_cannot_be_shown_is_refused_in_one_sentence(tmp_path):
-    run = tmp_path / "run"
-    made_run(run)
-    kept = run / "rollouts.jsonl"
-    for flags, words in (
-        ([str(tmp_path)], "the folder holds no run"),
-        ([str(run), "--watch", "0"], "--watch 0: "),
-    ):
-        with pytest.raises(ValueError, match=words):
-            view.main(flags)
-    kept.write_text('{"kind": "gro\n')
+def test_what_cannot_be_shown_is_refused_in_one_sentence(make_run, tmp_path):
+    with pytest.raises(ValueError, match="the folder holds no run"):
+        view.main([str(tmp_path)])
+    run = make_run()
+    (run / "rollouts.jsonl").write_text('{"kind": "gro\n')
     with pytest.raises(ValueError, match="rollouts.jsonl, line 1: "):
         view.main([str(run)])
-    kept.unlink()
-    with pytest.raises(ValueError, match="--rollouts-kept 0"):
+    (run / "rollouts.jsonl").unlink()
+    with pytest.raises(OSError, match="rollouts.jsonl"):
         view.main([str(run)])
     assert not (run / "rollouts.html").exists()

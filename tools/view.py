@@ -1,20 +1,16 @@
 """Look inside a run: its rollouts, token by token, on one page that any browser opens offline.
 
-    python -m tools.view runs/NAME               # makes runs/NAME/rollouts.html, as a run does at
-                                                 # its end; also while the run goes on
-    python -m tools.view runs/NAME --watch 10    # makes it again every 10 seconds until the run
-                                                 # ends; meanwhile the page reloads itself
+    python -m tools.view runs/NAME    # makes runs/NAME/rollouts.html, as a run does at its end;
+                                      # also while the run goes on
 
 The numbers come from the run's rollouts.jsonl (docs/log.md) and log.jsonl, and from the
 functions of loss.py. tools/view.html is the page without them.
 """
 
 import base64
-import contextlib
 import hashlib
 import json
 import re
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -25,7 +21,7 @@ import loss
 from core.settings import read_settings
 from curve.files import write_whole
 from curve.flags import option, read_flags, run_command
-from machinery.folder import in_use, json_lines, six_digits
+from machinery.folder import json_lines, six_digits
 
 TEMPLATE = Path(__file__).with_name("view.html")
 MOST_BYTES = 10_000_000  # of the completions on a page
@@ -34,45 +30,27 @@ MOST_BYTES = 10_000_000  # of the completions on a page
 @dataclass(frozen=True)
 class View:
     run: Path = option(help="the folder of a run")
-    watch: float | None = option(
-        None, "make the page again every so many seconds, until the run ends; it reloads itself"
-    )
 
 
 def main(arguments: list[str]) -> int:
-    """The command. Returns 0; ValueError, in one sentence, if the folder holds no run, or nothing
-    to show."""
-    options = read_flags(View, arguments, description=__doc__)
-    if options.watch is not None:
-        watch(options.run, options.watch)
-    print(f"{write_page(options.run)}: open it in a browser")
+    """The command. Returns 0; ValueError or OSError, in one sentence, if the folder holds no run or
+    no rollouts.jsonl (--rollouts-kept 0, or nothing is sampled yet)."""
+    run = read_flags(View, arguments, description=__doc__).run
+    print(f"{write_page(run)}: open it in a browser")
     return 0
 
 
-def watch(run: Path, seconds: float) -> None:
-    """Make the page again every so many seconds, as long as a process works on the run, or until
-    Ctrl-C."""
-    if not 0 < seconds < float("inf"):
-        raise ValueError(f"--watch {seconds:g}: the page is made again after some seconds, above 0")
-    with contextlib.suppress(KeyboardInterrupt):
-        while in_use(run):
-            if (run / "rollouts.jsonl").exists():  # otherwise nothing is sampled yet
-                write_page(run, reload_seconds=seconds)
-            time.sleep(seconds)
-
-
-def write_page(run: Path, reload_seconds: float | None = None) -> Path:
-    """Make rollouts.html of the run in this folder, and return its path. If `reload_seconds` is
-    given, the page reloads itself after so many seconds. ValueError as in `main`."""
+def write_page(run: Path) -> Path:
+    """Make rollouts.html of the run in this folder, and return its path. Errors as in `main`."""
     template = TEMPLATE.read_text()
     # Only the page's own script is allowed to run on it, whatever a completion holds.
     script = re.search(r"<script>(.*?)</script>", template, re.S)[1]
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     page = template.replace("SHA256_OF_THE_SCRIPT", f"sha256-{digest}")
     before, after = page.split("DATA_OF_THE_RUN")
-    data = read_run(run) | {"reload_seconds": reload_seconds}
-    write_whole(run / "rollouts.html", before + as_json(data) + after)
-    return run / "rollouts.html"
+    target = run / "rollouts.html"
+    write_whole(target, before + as_json(read_run(run)) + after)
+    return target
 
 
 def as_json(data) -> str:
@@ -81,13 +59,10 @@ def as_json(data) -> str:
 
 
 def read_run(run: Path) -> dict:
-    """All that the page shows. ValueError as in `main`."""
+    """All that the page shows. Errors as in `main`."""
     recipe = read_settings(run).recipe
-    kept = run / "rollouts.jsonl"
-    if not kept.exists():
-        raise ValueError(f"{kept} is not there: nothing is sampled yet, or with --rollouts-kept 0")
     log = [line for _, line in json_lines(run / "log.jsonl")]
-    lines = [line for _, line in json_lines(kept)]
+    lines = [line for _, line in json_lines(run / "rollouts.jsonl")]
     groups = [line for line in lines if line["kind"] != "times"]
     completions = [each for line in groups for each in line["completions"]]
     for completion in completions:
