@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import steps
 from curves import run_of
-from faults import ROOT, TINY, check_log, last_step, log
+from faults import ROOT, TINY, check_log, last_step
 
 import fit_curve
 import loss
@@ -33,8 +33,11 @@ COMMAND = ["--seeds", "0", "1", "--jobs", "2", *SIZES]
 
 
 @pytest.fixture(autouse=True)
-def signal_handlers():
-    """A study that runs in this process sets its own; they are put back."""
+def folder_and_signals(tmp_path, monkeypatch):
+    """A folder with two.json. The handlers of signals, which a study in this process sets, are put
+    back."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "two.json").write_text(json.dumps(VARIANTS))
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
     for number, handler in before.items():
@@ -49,7 +52,7 @@ def status_of(*arguments: str) -> int:
 
 
 def write_log(folder: Path, lines: list[dict]) -> None:
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     (folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
@@ -60,11 +63,8 @@ def write_log(folder: Path, lines: list[dict]) -> None:
 def test_a_study_is_interrupted_goes_on_and_finds_itself_finished(tmp_path, monkeypatch, capsys):
     """Two variants, one run after the other, Ctrl-C in the first. (Seeds, and runs at once, are of
     the next test.)"""
-    (tmp_path / "two.json").write_text(json.dumps(VARIANTS))
-    command = ["two.json", "--name", "two", *TINY, "--seeds", "0", "--jobs", "1", *SIZES]
-    monkeypatch.chdir(tmp_path)
-    place = tmp_path / "runs" / "two"
-    begun = place / "plain-seed0"
+    command = ["two.json", *TINY, "--seeds", "0", *SIZES]
+    begun, other = (tmp_path / "runs" / "two" / f"{name}-seed0" for name in VARIANTS)
 
     def interrupt() -> None:
         deadline = time.monotonic() + 120
@@ -75,20 +75,18 @@ def test_a_study_is_interrupted_goes_on_and_finds_itself_finished(tmp_path, monk
     threading.Thread(target=interrupt).start()
     assert status_of(*command) == 130 and "the same command goes on" in capsys.readouterr().err
     assert last_step(begun) < STEPS and last_line(begun)["kind"] != "end"
-    assert not (place / "other-seed0").exists()
+    assert not other.exists()
 
     # The same command goes on.
     assert status_of(*command) == 0
-    for name in ("plain-seed0", "other-seed0"):
-        folder = place / name
+    for folder, changed in ((begun, ((54, 58), "prompt")), (other, ((50, 52), "token"))):
         check_log(folder, STEPS, VALIDATION_EVERY)
         assert len([*(folder / "checkpoints").iterdir()]) == 1
         stored = read_settings(folder)
-        changed = stored.thinking_budget, stored.recipe.aggregation
-        assert changed == (((50, 52), "token") if name == "other-seed0" else ((54, 58), "prompt"))
-    assert "going on from step" in (place / "plain-seed0.txt").read_text()
-    assert "| other " in (place / "tables.md").read_text()
-    assert (place / "compare.png").read_bytes()[:4] == b"\x89PNG"
+        assert (stored.thinking_budget, stored.recipe.aggregation) == changed
+    assert "going on from step" in Path(f"{begun}.txt").read_text()
+    assert "| other " in (begun.parent / "tables.md").read_text()
+    assert (begun.parent / "compare.png").read_bytes()[:4] == b"\x89PNG"
 
     # Everything is finished, unless there are more steps.
     monkeypatch.setattr(study, "start_run", lambda *_: pytest.fail("a finished run was started"))
@@ -113,8 +111,6 @@ def test_a_signal_is_passed_on_to_all_runs_and_no_other_is_started(
             threading.Timer(0.5, os.kill, [os.getpid(), number]).start()
         return started[-1]
 
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "two.json").write_text(json.dumps(VARIANTS))
     monkeypatch.setattr(study, "start_run", start)
     assert status_of("two.json", *COMMAND) == status
     assert len(started) == 2 and all(process.wait() != 0 for process in started)
@@ -128,30 +124,25 @@ def test_a_failed_run_is_reported_and_the_others_go_on(tmp_path, monkeypatch, ca
 
     def start(folder, _):
         line = {"kind": "validation"}
-        write_log(
-            folder,
-            [line | {"step": i, "pass_rate": i / 10, "compute_flops": i} for i in range(9)],
-        )
-        (tmp_path / f"{folder}.txt").write_text("at first\nthis is why\n")
+        lines = [line | {"step": i, "pass_rate": i / 10, "compute_flops": i} for i in range(9)]
+        write_log(folder, lines)
+        Path(f"{folder}.txt").write_text("at first\nthis is why\n")
         at_once.append(sum(process.poll() is None for process in started.values()))
-        status = 3 if folder.name == "other-seed0" else 0
-        program = f"import time; time.sleep(1); exit({status})"
+        program = f"import time; time.sleep(1); exit({3 * (folder.name == 'other-seed0')})"
         started[folder.name] = subprocess.Popen([sys.executable, "-c", program])
         return started[folder.name]
 
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "two.json").write_text(json.dumps(VARIANTS))
     monkeypatch.setattr(study, "start_run", start)
     assert status_of("two.json", *COMMAND) == 1
     assert [*started] == ["plain-seed0", "other-seed0", "plain-seed1", "other-seed1"]
     assert max(at_once) == 1
     error = capsys.readouterr().err
-    assert "error: runs/two/other-seed0 failed with status 3: this is why" in error
+    assert "error: runs/two/other-seed0 failed: this is why" in error
     assert error.count("error:") == 1
     assert "| other " in (tmp_path / "runs/two/tables.md").read_text()
 
 
-def test_a_run_that_has_levelled_off_ends_and_says_why(models, tmp_path, monkeypatch, capsys):
+def test_a_run_that_has_levelled_off_ends_and_says_why(models, tmp_path, monkeypatch):
     """At the fourth validation, by a curve that is said to be level there."""
     level = lambda series, least_gain: least_gain == 0.05 and len(series.x) == 4  # noqa: E731
     monkeypatch.setattr("machinery.run.levelled_off", level)
@@ -159,51 +150,28 @@ def test_a_run_that_has_levelled_off_ends_and_says_why(models, tmp_path, monkeyp
     write_config(tmp_path, chosen)
     batches = [steps.batch_of_groups() for _ in range(20)]
     steps.train_on(chosen, models["llama"], batches, tmp_path)
-    assert [line["step"] - steps.FIRST for line in log(tmp_path, "train")] == [1, 2, 3]
-    *_, end = log(tmp_path)
-    assert end["kind"] == "end" and end["step"] == steps.FIRST + 3
+    end = last_line(tmp_path)
+    assert (end["kind"], end["step"]) == ("end", steps.FIRST + 3)
     assert "less than 0.05" in end["reason"]
 
 
-@pytest.mark.parametrize(
-    "ended_at, steps_now, limit_now, is_finished",
-    [
-        (120, 160, 0.02, True),
-        (120, 300, 0.02, True),  # it would end again at once
-        (120, 160, 0.05, True),
-        (120, 160, 0.0, False),  # nothing ends it now
-        (120, 160, 0.01, False),
-        (160, 160, 0.02, True),
-        (160, 300, 0.02, False),  # it made all steps, and there are more now
-    ],
-)
-def test_a_run_that_levelled_off_is_finished_until_the_limit_is_lower(
-    ended_at, steps_now, limit_now, is_finished, tmp_path
-):
-    before = parse(["--steps", "160", "--stop-when-gain-below", "0.02"])
-    now = ["--steps", str(steps_now), "--stop-when-gain-below", str(limit_now)]
-    write_log(tmp_path / "run", [{"kind": "end", "step": ended_at, "reason": "it said why"}])
-    write_config(tmp_path / "run", before)
-    assert study.finished(tmp_path / "run", parse(now)) == is_finished
-
-
-def test_a_run_whose_last_checkpoint_is_missing_is_not_finished(tmp_path):
-    folder, settings = tmp_path / "run", parse(["--steps", "160"])
-    write_log(folder, [{"kind": "end", "step": 160, "reason": "it said why"}])
-    write_config(folder, settings)
-    assert study.finished(folder, settings)  # its checkpoints were removed
-    for step, is_finished in ((140, False), (160, True)):
+def test_a_run_is_finished_if_it_ended_as_it_is_wanted_with_its_last_checkpoint(tmp_path):
+    folder, before = tmp_path / "run", "--steps 160 --stop-when-gain-below 0.02".split()
+    finished = lambda *now: study.finished(folder, parse([*before, *now]))
+    write_log(folder, [{"kind": "end", "step": 120, "reason": "it said why"}])
+    write_config(folder, parse(before))
+    assert finished()  # its checkpoints were removed
+    assert not finished("--steps", "300") and not finished("--stop-when-gain-below", "0.01")
+    for step, is_finished in ((100, False), (120, True)):
         (folder / "checkpoints" / f"step-000{step}").mkdir(parents=True)
-        assert study.finished(folder, settings) == is_finished
+        assert finished() == is_finished
+    write_log(folder, [{"kind": "train", "step": 120}])
+    assert not finished()
 
 
-def test_a_run_that_goes_on_gets_the_steps_of_the_study_and_not_those_of_its_folder(
-    tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.json").write_text('{"a": {}}')
-    runs = study.runs_to_train(study.Study("mine.json", (0,)), [])
-    ((folder, (settings, arguments)),) = runs.items()
+def test_a_run_that_goes_on_gets_the_steps_of_the_study_and_not_those_of_its_folder():
+    runs = study.runs_to_train(study.Study("two.json", (0,)), [])
+    folder, (settings, arguments) = next(iter(runs.items()))
     folder.mkdir(parents=True)
     write_config(folder, parse([*arguments, "--steps", "80", "--stop-when-gain-below", "0.02"]))
     resumed = parse([*arguments, "--resume", str(folder)])
@@ -213,39 +181,35 @@ def test_a_run_that_goes_on_gets_the_steps_of_the_study_and_not_those_of_its_fol
 # --- what is refused ------------------------------------------------------------------------------
 
 
-def test_what_cannot_be_is_refused_by_name_before_anything_starts(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs" / "mine").mkdir(parents=True)
-    (tmp_path / "runs" / "mine" / "config.json").write_text("{}")
+def test_what_cannot_be_is_refused_by_name_before_anything_starts(tmp_path, capsys):
     cases = [
         ("lo", [], "lo: neither loo, recipes, asynchrony"),
-        ("batch", ["--steps=9"], "variant 'prompts-8' of batch has its own --steps"),
-        ({"b": {"fp32_logits": True}}, ["--no-fp32-logits"], "has its own --no-fp32-logits"),
+        ("batch", ["--steps=9"], "variant 'prompts-8' of batch, runs/batch/prompts-8-seed0: "),
+        ({"b": {"fp32_logits": True}}, ["--no-fp32-logits"], "sets --fp32-logits itself"),
         ({"a": {"los": "dapo"}}, [], "did you mean --loss?"),
-        ({"a": {"seed": 3}}, [], "--seed is for one run"),
-        ({"fine": {}, "a/b": {}}, [], "'a/b' cannot name a folder"),
-        ({"fine": {}, "b": {"asynchrony": "pipe-2"}}, [], "variant 'b' of study.json: "),
-        ({"b": {"steps": True}}, [], "variant 'b' of study.json: "),
-        ({"a": 3}, [], "the file must hold"),
-        ({}, [], "the file must hold"),
-        ("loo", ["--resume=runs/x"], "--resume is for one run"),
-        ("loo", ["--jobs", "0"], "--jobs must be at least 1"),
-        ("loo", ["--name", "mine"], "runs/mine holds a run, not a study"),
-        ("--jobs", ["2"], "what comes first is the study"),
+        ({"a": {"seed": 3}}, [], "sets --seed itself"),
+        ({"fine": {}, "a/b": {}}, [], "'a/b'"),
+        ({"fine": {}, "b": {"asynchrony": "pipe-2"}}, [], "variant 'b' of study.json, "),
+        ({"b": {"steps": True}}, [], "variant 'b' of study.json, "),
+        ({"a": 3}, [], "'a'"),
+        ([], [], "study.json: neither"),
+        ("loo", ["--resume=runs/x"], "sets --resume itself"),
+        ("loo", ["--jobs", "0"], "--jobs is 0"),
+        ("--jobs", ["2"], "STUDY is missing"),
+        ("tables", [], "tables FOLDER"),
         ("tables", ["."], "no log.jsonl"),
     ]
     for name_or_file, flags, words in cases:
-        if isinstance(name_or_file, dict):
+        if not isinstance(name_or_file, str):
             (tmp_path / "study.json").write_text(json.dumps(name_or_file))
             name_or_file = "study.json"
         assert status_of(name_or_file, *flags) == 2
         error = capsys.readouterr().err
         assert error.startswith("error: ") and error.count("\n") == 1 and words in error, error
-    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["mine"]
+    assert not (tmp_path / "runs").exists()
 
 
-def test_the_studies_of_the_paper_are_its_recipes(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_the_studies_of_the_paper_are_its_recipes():
     recipes = {}
     for name, number in (("loo", 9), ("recipes", 6), ("asynchrony", 6)):
         runs = study.runs_to_train(study.Study(name, seeds=(3,)), ["--steps", "7"])
@@ -259,19 +223,6 @@ def test_the_studies_of_the_paper_are_its_recipes(tmp_path, monkeypatch):
     assert recipes["scalerl-seed3"] == loss.Recipe()
     assert recipes["without-loss-seed3"] == loss.leave_one_out("loss")
     assert recipes["pipeline-16-seed3"].asynchrony == "pipeline-16"
-
-
-def test_a_variant_of_a_named_study_that_changes_nothing_is_left_out(tmp_path, monkeypatch, capsys):
-    """The defaults for reasoning-gym have the length penalty. Two variants alike in a file of one's
-    own show how far runs scatter, so they stay."""
-    common = ["--data", "gym:word_sequence_reversal"]
-    monkeypatch.chdir(tmp_path)
-    runs = study.runs_to_train(study.Study("loo", seeds=(0, 1)), common)
-    assert len(runs) == 2 * 8 and "runs/loo/without-length_control-seed1" not in map(str, runs)
-    assert "it is the same run as scalerl-seed1" in capsys.readouterr().err
-    (tmp_path / "own.json").write_text('{"a": {}, "b": {}}')
-    assert len(study.runs_to_train(study.Study("own.json", seeds=(0, 1)), common)) == 4
-    assert "left out" not in capsys.readouterr().err
 
 
 # --- tables ---------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ the folder runs/STUDY/VARIANT-seedN. tables.md and compare.png are made from the
 """
 
 import contextlib
-import dataclasses
 import io
 import itertools
 import json
@@ -30,10 +29,18 @@ from pathlib import Path
 
 import fit_curve
 import loss
-from core.screen import Progress, say
-from core.settings import Settings, cpu_threads, parse, read_settings, refuse_changes
+from core.screen import say
+from core.settings import (
+    ROOT,
+    Settings,
+    cpu_threads,
+    parse,
+    read_settings,
+    refuse_changes,
+    refuse_small_numbers,
+)
 from curve.files import write_whole
-from curve.flags import HELP, flag, option, read_flags, run_command
+from curve.flags import flag, option, read_flags, run_command
 from machinery.folder import checkpoints, last_line, lock_folder, step_of
 
 # --- which runs -----------------------------------------------------------------------------------
@@ -54,6 +61,11 @@ class Study:
         None,
         "the folder is runs/NAME, with a folder VARIANT-seedN a run; by default named as the study",
     )
+
+    @property
+    def place(self) -> str:
+        """The folder within runs/."""
+        return self.name or Path(self.study).stem
 
 
 # The variants of each study by name, and what each changes: fields of Settings or of its Recipe.
@@ -79,6 +91,7 @@ STUDIES = {
     },
 }
 
+OF_ONE_RUN = {"name", "seed", "resume", "from-step"}
 Runs = dict[Path, tuple[Settings, list[str]]]  # by folder: settings, and the flags that give them
 
 
@@ -88,18 +101,14 @@ def read_study(study: str) -> dict[str, dict]:
         return STUDIES[study]
     try:
         variants = json.loads(Path(study).read_text())
-    except (OSError, ValueError) as error:
+        for name, changes in variants.items():
+            if not re.fullmatch(r"[\w.+-]+", name) or not isinstance(changes, dict):
+                raise ValueError(f"{name!r} is no name of a folder, or names no fields")
+    except (OSError, ValueError, AttributeError) as error:
         raise ValueError(
-            f"{study}: neither {', '.join(STUDIES)}, tables nor a JSON file ({error})"
+            f"{study}: neither {', '.join(STUDIES)}, tables FOLDER nor a JSON file"
+            f' {{"NAME": {{"field": value, ...}}, ...}} ({error})'
         ) from None
-    has_variants = isinstance(variants, dict) and variants
-    if not has_variants or not all(isinstance(changes, dict) for changes in variants.values()):
-        raise ValueError(f'{study}: the file must hold {{"NAME": {{"field": value, ...}}, ...}}')
-    for variant in variants:
-        if not re.fullmatch(r"[\w.+-]+", variant):
-            raise ValueError(
-                f"{study}: {variant!r} cannot name a folder: letters, digits, _ . + - only"
-            )
     return variants
 
 
@@ -115,55 +124,26 @@ def flags_for(changes: dict) -> list[str]:
     return arguments
 
 
-def same_run(one: Settings, other: Settings) -> bool:
-    """Whether two runs have different names only, and compute the same."""
-    recipe = dataclasses.replace(one.recipe, leave_out=other.recipe.leave_out)
-    return dataclasses.replace(one, name=other.name, recipe=recipe) == other
-
-
 def runs_to_train(study: Study, common: list[str]) -> Runs:
-    """The runs of a study. common: flags of train.py for all runs. Of a study by name, a variant
-    that changes nothing has no run: the data's defaults may have its value already. ValueError if
-    a run is impossible, or if its folder holds another run."""
-    if study.jobs < 1:
-        raise ValueError(f"--jobs must be at least 1, not {study.jobs}")
-    parent = study.name or Path(study.study).stem
-    if (Path("runs") / parent / "config.json").exists():
-        raise ValueError(f"runs/{parent} holds a run, not a study; choose another --name")
-    common_flags = {argument.split("=")[0] for argument in common}
+    """The runs of a study. common: flags of train.py for all runs. ValueError if a run is
+    impossible, or if its folder holds another run."""
+    refuse_small_numbers(study)
     runs = {}
     for seed, (variant, changes) in itertools.product(study.seeds, read_study(study.study).items()):
-        # Refuse flags that no study can have, and flags for all runs that this variant has itself.
-        about = f"variant {variant!r} of {study.study}"
-        own_flags = {flag(name) for field in changes for name in (field, f"no_{field}")}
-        for single in {"--name", "--seed", "--resume", "--from-step"} & (common_flags | own_flags):
-            raise ValueError(
-                f"{single} is for one run:"
-                " a study names its runs, has --seeds, and goes on by itself"
-            )
-        for twice in common_flags & own_flags:
-            raise ValueError(f"{about} has its own {twice}: it is no flag for all runs")
-
-        # The flags of this run, and its settings; it may have begun already.
-        name = f"{parent}/{variant}-seed{seed}"
-        own = flags_for(changes | {"name": name, "seed": seed})
-        arguments = ["--keep-checkpoints", "1", "--rollouts-kept", "0", *common, *own]
-        try:
-            settings = parse(arguments)
-        except ValueError as error:
-            raise ValueError(f"{about}: {error}") from None
+        name = f"{study.place}/{variant}-seed{seed}"
         folder = Path("runs") / name
-        same = [run.name for run, (before, _) in runs.items() if same_run(before, settings)]
-        if same and study.study in STUDIES:
-            say(f"{folder.name} is left out: with these flags it is the same run as {same[0]}.")
-            continue
-        if (folder / "config.json").exists():
-            try:
+        own = flags_for(changes)
+        of_run = ["--keep-checkpoints", "1", "--rollouts-kept", "0", "--name", name]
+        arguments = [*of_run, "--seed", str(seed), *common, *own]
+        try:
+            twice = fields_of(common) & fields_of(own)
+            for field in twice | OF_ONE_RUN & fields_of([*common, *own]):
+                raise ValueError(f"the study sets --{field} itself: it is no flag for all runs")
+            settings = parse(arguments)
+            if (folder / "config.json").exists():
                 refuse_changes(read_settings(folder), settings)
-            except ValueError as error:
-                raise ValueError(
-                    f"{folder} holds another run; choose another --name. {error}"
-                ) from None
+        except ValueError as error:
+            raise ValueError(f"variant {variant!r} of {study.study}, {folder}: {error}") from None
 
         # Runs at once share the cores. A run that goes on has what no flag says from its
         # config.json: when it ends is said here.
@@ -176,35 +156,30 @@ def runs_to_train(study: Study, common: list[str]) -> Runs:
     return runs
 
 
+def fields_of(arguments: list[str]) -> set[str]:
+    """The fields that these flags set, as in --fp32-logits and --no-fp32-logits."""
+    return {re.sub("^--(no-)*|=.*", "", text) for text in arguments if text.startswith("--")}
+
+
 # --- training -------------------------------------------------------------------------------------
 
 
 def finished(folder: Path, settings: Settings) -> bool:
-    """Whether the run in this folder has ended, after as many steps as these settings want, and its
-    last checkpoint was written. A run that --stop-when-gain-below has ended goes on only with a
-    lower limit, or without one."""
+    """Whether the run in this folder has ended, as these settings want it, and its last checkpoint
+    was written."""
     end = last_line(folder)
     newest = max(map(step_of, checkpoints(folder)), default=None)  # None: they were removed
     if end.get("kind") != "end" or newest not in (None, end["step"]):
         return False
     before = read_settings(folder)
-    if before.stop_when_gain_below and end["step"] < before.steps:
-        return settings.stop_when_gain_below >= before.stop_when_gain_below
-    return before.steps == settings.steps
-
-
-def steps_made(runs: Runs) -> int:
-    """The optimizer steps that all runs have made so far."""
-    return sum(
-        min(last_line(folder).get("step", 0), settings.steps)
-        for folder, (settings, _) in runs.items()
-    )
+    limits = before.steps, before.stop_when_gain_below
+    return limits == (settings.steps, settings.stop_when_gain_below)
 
 
 def start_run(folder: Path, arguments: list[str]) -> subprocess.Popen:
     """Start a run in a process of its own, or go on with it if it was interrupted. Its output is in
     FOLDER.txt. The signals of the terminal do not reach it: the study passes them on."""
-    command = [sys.executable, str(Path(__file__).parent.parent / "train.py"), *arguments]
+    command = [sys.executable, str(ROOT / "train.py"), *arguments]
     if (folder / "config.json").exists():
         command += ["--resume", str(folder)]
     with open(f"{folder}.txt", "a") as output:
@@ -217,61 +192,43 @@ def start_run(folder: Path, arguments: list[str]) -> subprocess.Popen:
         )
 
 
-def train_all(name: str, runs: Runs, jobs: int) -> int:
+def train_all(runs: Runs, jobs: int) -> int:
     """Train all runs that are not finished, `jobs` at once. Returns how many failed. SystemExit
-    after a signal: the first stops the runs, each with a checkpoint, and a second one stops them at
-    once. name: of the study, for the screen."""
+    after a signal, which stops the runs, each with a checkpoint."""
     exit_on_signals()
     waiting = [folder for folder, (settings, _) in runs.items() if not finished(folder, settings)]
     running = {}  # the process of each run, by folder
-    done, failed = len(runs) - len(waiting), 0
-    progress = Progress(
-        name, sum(settings.steps for settings, _ in runs.values()), steps_made(runs)
-    )
+    failed = 0
     try:
         while running or waiting:
-            # Start runs until enough are running.
             while waiting and len(running) < jobs:
                 folder = waiting.pop(0)
+                say(f"{folder} begins, {len(runs) - len(waiting)} of {len(runs)}")
                 running[folder] = start_run(folder, runs[folder][1])
             time.sleep(0.5)
-            # Count the runs that have ended. A failed one has said why in its last line.
-            ended = [folder for folder, run in running.items() if run.poll() is not None]
-            for folder in ended:
-                status = running.pop(folder).returncode
-                if status == 0:
-                    done += 1
+            for folder, run in [*running.items()]:
+                if run.poll() is None:
                     continue
-                failed += 1
-                reason = Path(f"{folder}.txt").read_text().strip().rpartition("\n")[2]
-                say(f"error: {folder} failed with status {status}: {reason} ({folder}.txt has all)")
-            now = ", ".join(folder.name for folder in running)
-            progress.show(
-                steps_made(runs), f"{done} of {len(runs)} runs done, {failed} failed; now {now}"
-            )
+                del running[folder]
+                if run.returncode:
+                    failed += 1
+                    *_, reason = Path(f"{folder}.txt").read_text().strip().split("\n")
+                    say(f"error: {folder} failed: {reason} ({folder}.txt has all)")
     finally:
-        progress.close()
-        stop(list(running.values()))
+        if running:
+            say("Stopping the runs; the same command goes on.")
+        for run in running.values():
+            run.send_signal(signal.SIGINT)
+        for run in running.values():
+            run.wait()
     return failed
 
 
 def exit_on_signals() -> None:
     """Let signals that end a process raise SystemExit. nohup has SIGHUP ignored; that stays."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+        if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, lambda number, _: sys.exit(128 + number))
-
-
-def stop(processes: list[subprocess.Popen]) -> None:
-    """Interrupt the runs that are still alive, and wait for them. A second signal interrupts them
-    once more."""
-    while alive := [process for process in processes if process.poll() is None]:
-        with contextlib.suppress(SystemExit):  # which the second signal raises here
-            say("Stopping the runs; the same command goes on.")
-            for process in alive:
-                process.send_signal(signal.SIGINT)
-            for process in alive:
-                process.wait()
 
 
 # --- the command ----------------------------------------------------------------------------------
@@ -292,21 +249,14 @@ def make_tables(folder: Path, flags: list[str]) -> int:
 def main(arguments: list[str]) -> int:
     """The command. Returns the exit status: 0, or 1 if a run failed. (It is 130 after Ctrl-C, 143
     after SIGTERM.)"""
-    if arguments[:1] == ["tables"]:
-        if len(arguments) == 1:
-            raise ValueError("tables FOLDER: name the folder of the study")
+    if arguments[:1] == ["tables"] and len(arguments) > 1:
         return make_tables(Path(arguments[1]), arguments[2:])
-    begins_with_study = arguments and not arguments[0].startswith("-")
-    if not begins_with_study and HELP.isdisjoint(arguments):
-        raise ValueError(
-            f"what comes first is the study: {', '.join(STUDIES)}, a JSON file, or tables FOLDER"
-        )
     study, common = read_flags(Study, arguments, description=__doc__, others=True)
     runs = runs_to_train(study, common)
-    folder = next(iter(runs)).parent
+    folder = Path("runs") / study.place
     folder.mkdir(parents=True, exist_ok=True)
     with lock_folder(folder):
-        failed = train_all(folder.name, runs, study.jobs)
+        failed = train_all(runs, study.jobs)
     try:
         make_tables(folder, [])
     except ValueError as error:  # the runs have failed, or are too short
