@@ -1,14 +1,12 @@
 """The lessons: their commands run as the pages print them, and do what the pages say. A page with
 long runs names a trial of seconds, `set -- "$@" ...`: it is given here after its own `set --`."""
 
-import contextlib
 import importlib.util
 import json
 import os
 import re
 import runpy
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -25,19 +23,18 @@ ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "docs" / "lessons"
 PATCHES = sorted((FOLDER / "solutions").iterdir())
 LESSONS = {path.name[:2]: path.read_text() for path in sorted(FOLDER.glob("[01][0-9]-*.md"))}
-LONGEST = 900  # seconds that the commands of a page may take
+LONGEST = "900"  # seconds that the commands of a page may take
 
 
 def test_the_one_page_trains_as_train_py_does(tmp_path, monkeypatch, capsys):
     """Three steps of smaller batches, in which thinking is interrupted too."""
     page = (FOLDER / "one_page.py").read_text()
-    settings = "\nSTEPS, P, G = 20, 32, 16\n"
-    assert page.count(settings) == 1
+    assert page.count("\nSTEPS, P, G = 20, 32, 16\n") == 1
     script = tmp_path / "one_page.py"
-    script.write_text(page.replace(settings, "\nSTEPS, P, G = 3, 8, 8\n"))
-    flags = ["--one-process", "--thinking-budget", "56", "56", "--threads", "1"]
-    flags += ["--steps", "3", "--prompts-per-step", "8", "--completions-per-prompt", "8"]
-    run = RealRun(tmp_path, *flags)
+    script.write_text(page.replace("STEPS, P, G = 20, 32, 16", "STEPS, P, G = 3, 8, 8"))
+    flags = "--one-process --thinking-budget 56 56 --threads 1"
+    sizes = "--steps 3 --prompts-per-step 8 --completions-per-prompt 8"
+    run = RealRun(tmp_path, *flags.split(), *sizes.split())
     monkeypatch.chdir(ROOT)
     runpy.run_path(str(script))
     printed = re.findall(r"step +\d+ +pass rate ([\d.]+) +loss (\S+)", capsys.readouterr().out)
@@ -53,13 +50,9 @@ def test_the_one_page_trains_as_train_py_does(tmp_path, monkeypatch, capsys):
 def test_the_notebook_says_what_lesson_1_says(monkeypatch, capsys):
     cells = json.loads((FOLDER / "01-a-curve-by-hand.ipynb").read_text())["cells"]
     monkeypatch.setenv("MPLBACKEND", "agg")
-    monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.chdir(FOLDER)  # as Jupyter does
-    names = {}
-    for cell in cells:
-        if cell["cell_type"] == "code":
-            assert not cell["outputs"]
-            exec("".join(cell["source"]), names)
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    exec("\n".join(code), {})
     printed = capsys.readouterr().out
     assert "A 0.694, 95 % [0.680, 0.712]; B 2.03" in printed  # the figures of the lesson
     assert "10 validations: A is known, 0.665 [0.643, 0.696]; it ended at 0.688" in printed
@@ -112,26 +105,20 @@ def test_the_entropy_bonus_and_the_kl_do_what_their_page_says(models, tmp_path, 
 
 
 def shell(command: str, folder: Path) -> str:
-    """Run a line of bash in a folder, with the Python of the tests. Returns what it printed;
-    AssertionError with that if it fails or takes too long. It leaves no process behind."""
+    """Run bash in a folder, with the Python of the tests. Returns what it printed; AssertionError
+    with that if it fails or takes too long."""
     environment = {name: os.environ[name] for name in os.environ if "PYTEST" not in name}
-    here = str(Path(sys.executable).parent)
-    process = subprocess.Popen(
-        ["bash", "-c", command],
+    environment["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    ended = subprocess.run(
+        ["timeout", LONGEST, "bash", "-c", command],
         cwd=folder,
-        env=environment | {"PATH": f"{here}:{os.environ['PATH']}", "PYTHONPATH": ""},
+        env=environment | {"PYTHONPATH": ""},
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        start_new_session=True,
     )
-    try:
-        printed, _ = process.communicate(timeout=LONGEST)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == 0, f"{command}\n{printed}"
-    return printed
+    assert ended.returncode == 0, f"{command}\n{ended.stdout}"
+    return ended.stdout
 
 
 @pytest.fixture(scope="module")
@@ -152,18 +139,18 @@ class Page:
     page has taken back its changes: no text of the project is changed.
     """
 
-    def __init__(self, lesson: str, clone: Path, outputs: Path, fail: tuple[str, ...] = ()):
+    def __init__(self, lesson: str, clone: Path, outputs: Path, *fail: str):
         blocks = re.findall(r"(?ms)^```\n(.*?)^```", LESSONS[lesson])
         # A line that ends with a backslash or a pipe goes on in the next one.
-        commands = [line for block in blocks for line in re.findall(r"(?:.*[\\|]\n)*.+", block)]
+        commands = re.findall(r"(?:.*[\\|]\n)*.+", "".join(blocks))
         trial = re.search(r'`(set -- "\$@" [^`]*)`', LESSONS[lesson])
-        script = []
+        script = ""
         for i, command in enumerate(commands):
-            output = f"{outputs}/{i}"
-            script.append(f"{{ {command}\n}} >{output}.txt 2>&1; echo $? >{output}.status")
+            place = f"{outputs}/{i}"
+            script += f"{{ {command}\n}} >{place}.txt 2>&1; echo $? >{place}.status\n"
             if command.startswith("set -- "):
-                script.append(trial[1])
-        shell("\n".join(script), clone)
+                script += f"{trial[1]}\n"
+        shell(script, clone)
         self.runs, self.said_by = clone / "runs", {}
         for i, command in enumerate(commands):
             self.said_by[command] = printed = (outputs / f"{i}.txt").read_text()
@@ -180,17 +167,23 @@ class Page:
         return [line[key] for line in log(self.runs / name, kind)]
 
 
+@pytest.fixture
+def run_page(clone, tmp_path):
+    """Runs a lesson: (its number, parts of the commands that fail)."""
+    return lambda lesson, *fail: Page(lesson, clone, tmp_path, *fail)
+
+
 @pytest.mark.slow
-def test_01_the_pencil_the_three_fits_and_what_each_knows(clone, tmp_path):
-    page = Page("01", clone, tmp_path)
+def test_01_the_pencil_the_three_fits_and_what_each_knows(run_page):
+    page = run_page("01")
     assert page.said("by_hand.py docs") == "R0 0.118, A 0.689, C_mid 8.86e+10, B 2.23\n"
     for picture, A in {" all.png": "0.694", " half.png": "0.665", " quarter.png": "not"}.items():
         assert re.search(rf"\n *A +{A}", page.said(picture))
 
 
 @pytest.mark.slow
-def test_02_on_policy_all_losses_have_one_gradient(clone, tmp_path):
-    changes = Page("02", clone, tmp_path).said("git diff")
+def test_02_on_policy_all_losses_have_one_gradient(run_page):
+    changes = run_page("02").said("git diff")
     norms = {"+": set(), "-": set()}
     for sign, name, norm in re.findall(r"(?m)^([+-])\| `(\w+)` \| \S+ \| ([\d.]+) \|", changes):
         if name in loss.LOSSES:
@@ -199,8 +192,8 @@ def test_02_on_policy_all_losses_have_one_gradient(clone, tmp_path):
 
 
 @pytest.mark.slow
-def test_03_the_ratio_matters_for_old_tokens_alone(clone, tmp_path):
-    page = Page("03", clone, tmp_path)
+def test_03_the_ratio_matters_for_old_tokens_alone(run_page):
+    page = run_page("03")
     for name in ("old-with-ratio", "old-without-ratio", "fresh-with-ratio", "fresh-without-ratio"):
         old = name.startswith("old")
         assert page.column(name, "off_policyness_max")[-1] == 3 * old
@@ -208,8 +201,8 @@ def test_03_the_ratio_matters_for_old_tokens_alone(clone, tmp_path):
 
 
 @pytest.mark.slow
-def test_04_one_head_in_bfloat16_is_seen_in_the_columns(clone, tmp_path):
-    page = Page("04", clone, tmp_path)
+def test_04_one_head_in_bfloat16_is_seen_in_the_columns(run_page):
+    page = run_page("04")
     for name in ("both-fp32", "both-bf16", "one-side"):
         one = name == "one-side"
         mismatch = max(page.column(name, "mismatch_mean", "validation"))
@@ -218,8 +211,8 @@ def test_04_one_head_in_bfloat16_is_seen_in_the_columns(clone, tmp_path):
 
 
 @pytest.mark.slow
-def test_05_under_the_mean_over_samples_up_and_down_are_equal(clone, tmp_path):
-    page = Page("05", clone, tmp_path)
+def test_05_under_the_mean_over_samples_up_and_down_are_equal(run_page):
+    page = run_page("05")
     for mean in ("samples", "prompts", "tokens"):
         up, down = (page.column(f"mean-over-{mean}", f"push_{way}") for way in ("up", "down"))
         for both in map(sum, zip(up, down)):
@@ -227,8 +220,8 @@ def test_05_under_the_mean_over_samples_up_and_down_are_equal(clone, tmp_path):
 
 
 @pytest.mark.slow
-def test_06_what_is_filtered_and_retired(clone, tmp_path):
-    page = Page("06", clone, tmp_path)
+def test_06_what_is_filtered_and_retired(run_page):
+    page = run_page("06")
     assert page.column("no-filter", "groups_counted") == [16] * 4
     assert max(page.column("both", "groups_counted")) < 16
     retired = [page.column(name, "prompts_retired")[-1] for name in ("both", "retire-early")]
@@ -236,8 +229,8 @@ def test_06_what_is_filtered_and_retired(clone, tmp_path):
 
 
 @pytest.mark.slow
-def test_07_one_run_interrupts_the_others_truncate_and_warn(clone, tmp_path):
-    page = Page("07", clone, tmp_path)
+def test_07_one_run_interrupts_the_others_truncate_and_warn(run_page):
+    page = run_page("07")
     for name in ("interruption", "penalty", "truncated-is-wrong"):
         interrupts = name == "interruption"
         assert (page.column(name, "interrupted_fraction", "validation")[-1] > 0.1) == interrupts
@@ -245,27 +238,27 @@ def test_07_one_run_interrupts_the_others_truncate_and_warn(clone, tmp_path):
 
 
 @pytest.mark.slow
-def test_08_nine_runs_become_a_table(clone, tmp_path):
+def test_08_nine_runs_become_a_table(run_page):
     """With the trial there are three. The published table comes out as it is in the repository."""
-    page = Page("08", clone, tmp_path)
+    page = run_page("08")
     tables = (page.runs / "ceiling" / "tables.md").read_text()
     assert all(f"\n| {variant} " in tables for variant in ("fresh", "stale", "short"))
     assert "scalerl raises the ceiling" in page.said("tables docs/study/thinking")
 
 
 @pytest.mark.slow
-def test_09_a_loss_of_your_own_is_tested_and_compared(clone, tmp_path):
+def test_09_a_loss_of_your_own_is_tested_and_compared(clone, run_page):
     """The student has written the loss of the patch."""
     shell("git apply docs/lessons/solutions/09-root.patch", clone)
-    page = Page("09", clone, tmp_path, fail=("-k root",))
+    page = run_page("09", "-k root")
     assert "KeyError: 'root'" in page.said("-k root") and "passed" in page.said("-k root")
     assert "\n| root " in (page.runs / "own" / "tables.md").read_text()
     shell("git stash pop && git checkout -q loss.py && rm own.json", clone)
 
 
 @pytest.mark.slow
-def test_10_who_notices_a_broken_promise(clone, tmp_path):
-    page = Page("10", clone, tmp_path, fail=("--name no-age-bound", "-m pytest"))
+def test_10_who_notices_a_broken_promise(run_page):
+    page = run_page("10", "--name no-age-bound", "-m pytest")
     assert re.search(r"a token of step \d+ is \d+ steps old", page.said("--name no-age-bound"))
     for name in ("half-written", "no-cursor", "killed"):
         printed = page.said(f"--name {name}")

@@ -4,8 +4,6 @@ import ast
 import graphlib
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parent.parent
 BELOW = {  # what a room may import of the project, beside itself
     "loss": set(),
@@ -37,22 +35,16 @@ def imports(source: str) -> set[str]:
 GRAPH = {name: imports(path.read_text()) for name, path in FILES.items()}
 
 
-def room(module: str) -> str:
-    return module.partition(".")[0]
-
-
 def test_the_graph_sees_imports_of_all_kinds():
     source = "import loss\ndef f():\n    from core import feed, rollouts\n    import torch.core\n"
-    assert imports(source) == {"loss", "core.feed", "core.rollouts"}
-    assert "core.feed" in GRAPH["machinery.run"] and "machinery.run" in GRAPH["train"]
-    assert "data.verify" in GRAPH["core.feed"] and len(GRAPH) > 30
+    assert imports(source) == {"loss", "core.feed", "core.rollouts"} and len(GRAPH) > 30
 
 
-@pytest.mark.parametrize("name", BELOW)
-def test_a_room_imports_only_what_is_below_it(name):
+def test_a_room_imports_only_what_is_below_it():
     for module, imported in GRAPH.items():
-        if room(module) == name:
-            above = {room(other) for other in imported} - BELOW[name] - {name}
+        room = module.partition(".")[0]
+        if room in BELOW:
+            above = {other.partition(".")[0] for other in imported} - BELOW[room] - {room}
             assert not above, f"{module} imports {', '.join(above)}"
 
 
