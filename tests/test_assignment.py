@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 
 from docs.lessons.assignment import test_recipe
 from docs.lessons.assignment.test_recipe import Ours
@@ -17,38 +16,24 @@ from docs.lessons.assignment.test_recipe import Ours
 ROOT = Path(__file__).parent.parent
 
 
-def exp_before_the_cut(logprobs_BT, generator_BT, sampled_BT, advantages_B, low, high):
-    rho_BT = torch.where(sampled_BT, logprobs_BT - generator_BT, 0.0).exp()
-    A_B1 = advantages_B[:, None] * sampled_BT
-    return torch.minimum(rho_BT * A_B1, rho_BT.clamp(1 - low, 1 + high) * A_B1)
+def without_the_cut(new, old, *others):
+    """Where the ratio is infinite, and is not cut before the exponential, the loss is no number."""
+    return Ours.clipped(new, old, *others) * (new - old).exp() / (new - old).exp()
 
 
-def truncated_in_the_mean(rewards, counted, norm):
-    return Ours.advantages(rewards, counted | True, norm) * counted
-
-
-def filtered_in_the_denominator(lengths, counted, aggregation):
-    return Ours.token_weights(lengths, counted | True, aggregation) * counted
-
-
-def forced_tokens_have_a_term(logprobs, generator, sampled, *others):
-    return Ours.cispo(logprobs, generator, sampled | True, *others)
-
-
-def without_the_prompt(newest, sample, _, *others):
-    return Ours.sample_in_flight(newest, sample, [], *others)
-
-
+# By what they leave out.
 MISTAKES = {
-    "zero_variance": lambda rewards, usable: torch.where(usable, rewards, 0).std(1) == 0,
-    "advantages": truncated_in_the_mean,
-    "token_weights": filtered_in_the_denominator,
-    "cispo": forced_tokens_have_a_term,
-    "clipped": exp_before_the_cut,
+    "zero_variance": lambda rewards, usable: Ours.zero_variance(rewards, usable | True),
+    "advantages": lambda r, counted, norm: Ours.advantages(r, counted | True, norm) * counted,
+    "token_weights": lambda n, counted, by: Ours.token_weights(n, counted | True, by) * counted,
+    "cispo": lambda new, old, sampled, *others: Ours.cispo(new, old, sampled | True, *others),
+    "clipped": without_the_cut,
     "sequence_ratio": lambda new, old, sampled: ((new - old) * sampled).mean(1).exp(),
     "interrupt_or_truncate": lambda n, *others: Ours.interrupt_or_truncate(n - 1, *others),
     "choose_batch": lambda done, _, *others: Ours.choose_batch(done, [], *others),
-    "sample_in_flight": without_the_prompt,
+    "sample_in_flight": lambda new, sample, _, *others: Ours.sample_in_flight(
+        new, sample, [], *others
+    ),
     "fit_sigmoid": lambda x, y: Ours.fit_sigmoid(x, np.append(0.0, y[1:])),
 }
 

@@ -41,18 +41,9 @@ def test_size_counts_tokens_and_names_what_is_too_large(modules):
     code = '"""A text."""\n\n# why\nx = f(1, "a")  # here\n'
     assert size.tokens_of(code) == 9  # the docstring, x = f ( 1 , "a" )
     long = "def f(a, b, c, d, e, f, g, *, h):\n" + "    a = b\n" * 61
-    page = "one two\n```\ncode\n```\n"
-    files = {"core/a.py": long, "tests/a.py": long, "train.py": code, "README.md": page}
+    files = {"core/a.py": long, "tests/a.py": long, "README.md": "one two\n```\ncode\n```\n"}
     rooms, sizes, broken = size.measure(files)
-    assert rooms["train.py"] == [9, 4] and rooms["core"] == rooms["tests"]
-    assert sizes["words of pages"] == 2 and sizes["lines of README.md"] == 4
+    assert rooms["core"] == rooms["tests"] and sizes["words of pages"] == 2
     assert broken == ["core/a.py: the body of f has 61 lines", "core/a.py: f has 8 arguments"]
     _, _, broken = size.measure({"data/a.py": "x = f(1, 2, 3)\n" * 10_000})
     assert broken[0] == "data has 10.0 tokens a line" and "100,000" in broken[1]
-
-
-def test_public_runs_reads_steps_out_of_the_names_of_checkpoints(modules):
-    content = b"model,acc\neval_results-global_step_0,20.0\neval_results-global_step_40,30.0\n"
-    log = {"reader": "checkpoints", "y": "acc", "where": "", "percent": "yes"}
-    (series,) = modules["public_runs"].read(content, log)
-    assert (list(series.x), list(series.y)) == ([0, 40], [0.2, 0.3])

@@ -18,6 +18,7 @@ from data.tasks import arithmetic
 from machinery.folder import write_config
 from tools import export
 
+pytestmark = pytest.mark.skipif(not importlib.util.find_spec("trl"), reason="trl is not installed")
 SETTINGS = Settings(
     steps=2,
     train_prompts=40,
@@ -30,33 +31,24 @@ SETTINGS = Settings(
 )
 BASE = replace(loss.RECIPES["base"], asynchrony="ppo-1")
 GSPO = replace(loss.Recipe(), loss="gspo", aggregation="token", advantage_norm="none")
-RECIPES = {"scalerl": loss.Recipe(), "base": BASE, "gspo": GSPO}
 
 
-def exported(tmp_path, recipe=RECIPES["scalerl"]) -> dict:
-    """The names of the script that is written for a run with this recipe."""
+def exported(tmp_path, recipe=None) -> dict:
+    """The options in the script that is written for a run with this recipe."""
     run = tmp_path / "run"
     run.mkdir(exist_ok=True)
-    write_config(run, replace(SETTINGS, recipe=recipe))
+    write_config(run, replace(SETTINGS, recipe=recipe or loss.Recipe()))
     assert export.main([str(run)]) == 0
-    return runpy.run_path(str(run / "on_trl.py"))
+    return runpy.run_path(str(run / "on_trl.py"))["OPTIONS"]
 
 
-def with_trl(test):
-    """A test that wants TRL, which CI installs."""
-    missing = not importlib.util.find_spec("trl") and "CI" not in os.environ
-    return pytest.mark.skipif(missing, reason="trl is not installed")(test)
-
-
-@with_trl
 def test_the_options_and_the_table_are_those_of_the_recipe(tmp_path, capsys):
-    options = exported(tmp_path)["OPTIONS"]
+    options = exported(tmp_path)
     said = capsys.readouterr().out
     assert options["loss_type"] == "cispo" and options["epsilon_high"] == 5
     assert options["learning_rate"] == 1e-3 and options["generation_batch_size"] == 24
     assert "pipeline-8 | TRL has none" in said and "mean over prompt" in said
-    ppo = replace(BASE, asynchrony="ppo-4")
-    options = exported(tmp_path, ppo)["OPTIONS"]
+    options = exported(tmp_path, replace(BASE, asynchrony="ppo-4"))
     assert options["loss_type"] == "grpo" and options["generation_batch_size"] == 4 * 24
 
 
@@ -95,15 +87,14 @@ def our_gradients(recipe: loss.Recipe, batch: dict) -> dict[str, torch.Tensor]:
     return {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
-@with_trl
-@pytest.mark.parametrize("name", RECIPES)
-def test_trl_has_our_gradient(name, tmp_path):
+@pytest.mark.parametrize("recipe", [loss.Recipe(), BASE, GSPO], ids=["scalerl", "base", "gspo"])
+def test_trl_has_our_gradient(recipe, tmp_path):
     """Of a batch that TRL samples, with groups of equal rewards and truncated completions."""
     from transformers import TrainerCallback
 
     from tools.on_trl import make_trainer
 
-    options = exported(tmp_path, RECIPES[name])["OPTIONS"]
+    options = exported(tmp_path, recipe)
     flags = "--max_steps 1 --max_grad_norm 0 --use_cpu True --eval_strategy no --save_strategy no"
     flags += " --eval_on_start False"
     model = str(ROOT / SETTINGS.model)
@@ -121,23 +112,18 @@ def test_trl_has_our_gradient(name, tmp_path):
     trainer.reward_funcs[0] = noted
     trainer.add_callback(Gradients())
     trainer.train()
-    ours = our_gradients(RECIPES[name], *batches)
+    ours = our_gradients(recipe, *batches)
     off = sum((ours[name] - theirs[name]).square().sum() for name in ours).sqrt()
     norm = sum(gradient.square().sum() for gradient in ours.values()).sqrt()
     assert norm > 0 and off / norm < 1e-4
 
 
-@with_trl
 @pytest.mark.slow
 def test_two_processes_make_a_step(tmp_path):
     exported(tmp_path)
-    launch = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"]
-    flags = "--max_steps 1 --use_cpu True"
-    subprocess.run(
-        [sys.executable, *launch, str(tmp_path / "run" / "on_trl.py"), *flags.split()],
-        check=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
+    launch = f"-m accelerate.commands.launch --cpu --num_processes 2 {tmp_path}/run/on_trl.py"
+    command = [sys.executable, *launch.split(), *"--max_steps 1 --use_cpu True".split()]
+    subprocess.run(command, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     state = json.loads((tmp_path / "run" / "trl" / "trainer_state.json").read_text())
     rates = [line["eval_pass_rate"] for line in state["log_history"] if "eval_pass_rate" in line]
     assert len(rates) == 2 and all(0 < rate < 1 for rate in rates)

@@ -7,15 +7,12 @@ from pathlib import Path
 import backwards
 import pytest
 import torch
-from faults import ROOT, Script, log
+from faults import log
 from sampling import run_generate
+from steps import run_train
 
 from core.model import load_model, load_tokenizer
-from core.settings import parse
-from machinery.run import open_run
 from tools import imitate
-
-TESTS = json.dumps([{"input": "1", "output": "2", "type": "stdin_stdout"}])
 
 
 @pytest.fixture(scope="module")
@@ -46,15 +43,10 @@ def test_a_model_that_never_succeeds_does_so_now_and_then_and_ends(folder):
 
 
 @pytest.mark.slow
-def test_from_there_rl_with_the_settings_of_a_small_model_learns(folder):
-    flags = f"--model {folder}/warm --data {folder}/my.jsonl --defaults small --steps 20"
-    flags = [*flags.split(), "--validation-problems", "32", "--name", "run"]
-    output = folder / "run.txt"
-    process = Script(ROOT / "train.py", flags, folder, {"CUDA_VISIBLE_DEVICES": ""}, str(output))
-    process.start()
-    process.join()
-    printed = output.read_text()
-    assert process.exitcode == 0, printed[-3000:]
+def test_from_there_rl_with_the_settings_of_a_small_model_learns(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    flags = "--model warm --data my.jsonl --defaults small --steps 20 --validation-problems 32"
+    assert run_train([*flags.split(), "--name", "run"]) == 0
     first, *_, last = (line["pass_rate"] for line in log(folder / "runs" / "run", "validation"))
     assert first < 0.35 and last > 0.5 and last > first + 0.3, (first, last)
 
@@ -64,64 +56,47 @@ def test_the_prompt_is_that_of_a_generator_and_the_solution_ends(
 ):
     monkeypatch.chdir(tmp_path)
     tokenizer = load_tokenizer(chat_models["qwen3"])
-    closed = "{% if not enable_thinking %}\n</think>\n\n{% endif %}"
-    with_switch = tokenizer.chat_template.replace("<think>\n", f"<think>\n{closed}")
-    tokenizer.chat_template = with_switch
+    closed = "{% if not enable_thinking %}</think>{% endif %}"
+    tokenizer.chat_template = tokenizer.chat_template.replace("<think>\n", f"<think>\n{closed}")
     load_model(chat_models["qwen3"]).save_pretrained("model")
     tokenizer.save_pretrained("model")
     learned_of = []
     monkeypatch.setattr(imitate, "imitate", lambda _, batches, *__: learned_of.extend(batches))
-
-    rows = [{"problem": f" {i}+1? ", "worked": f"{i}</think>{i + 1}"} for i in range(40)]
-    for i, (columns, flags) in enumerate(
-        (
-            ({"answer": 1}, ["--instruction", "Be brief.", "--system", "You add."]),
-            ({"tests": TESTS}, ["--no-thinking"]),
-        )
-    ):
-        lines = [json.dumps(row | columns) for row in rows]
-        Path("my.jsonl").write_text("\n".join(lines))
-        shared = ["--model", "model", "--data", "my.jsonl,solution=worked", *flags]
-        learned_of.clear()
-        assert imitate.main([*shared, "--out", f"out{i}", "--epochs", "1"]) == 0
-        examples = [example for batch in learned_of for example in batch]
-        prompts = prompts_of_a_run(shared)
-        assert len(examples) == len(prompts) > 30, flags
-        for ids, learned in examples:
-            start = learned.index(True)
-            assert ids[:start] in prompts and all(learned[start:]), flags
-            assert ids[-1] == tokenizer.eos_token_id
-            assert tokenizer.decode(ids[start:-1]) in {row["worked"] for row in rows}
+    rows = [{"problem": f"{i}+1?", "worked": f"{i}</think>{i + 1}", "answer": 1} for i in range(40)]
+    Path("my.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    command = "--model model --data my.jsonl,solution=worked --out out --epochs 1".split()
+    flags = ["--instruction", "Be brief.", "--system", "You add.", "--no-thinking"]
+    assert imitate.main([*command, *flags]) == 0
+    possible = {
+        f"<|im_start|>system\nYou add.<|im_end|>\n<|im_start|>user\n{row['problem']}\n\nBe brief."
+        f"<|im_end|>\n<|im_start|>assistant\n<think>\n</think>{row['worked']}<|im_end|>"
+        for row in rows
+    }
+    examples = [example for batch in learned_of for example in batch]
+    assert len(examples) > 30
+    for ids, learned in examples:
+        assert tokenizer.decode(ids) in possible
+        start = learned.index(True)
+        assert all(learned[start:]) and tokenizer.decode(ids[:start]).endswith("<think>\n</think>")
 
 
-def prompts_of_a_run(flags) -> list[list[int]]:
-    """The ids that a generator of train.py gets for each problem to train on."""
-    sizes = "--defaults small --prompt-budget 500 --thinking-budget 20 20 --prompts-per-step 4"
-    feed = open_run(parse([*flags, *sizes.split()])).feed
-    feed.generators = [type("Generator", (), {"number": 0})()]
-    (source,) = feed.prompts.sources
-    groups = [feed._group(0, 0, i, feed.generators[0], None) for i in range(len(source.train))]
-    return [group.requests[0].prompt_ids for group in groups]
-
-
-def test_only_the_solution_counts_however_a_batch_is_padded_and_cut(folder, monkeypatch):
+def test_only_the_solution_counts_however_a_batch_is_padded(folder, monkeypatch):
     ragged = [
         ([1, 2, 3, 4, 5], [False, False, False, True, True]),
         ([6, 7, 8], [False, True, True]),
         ([9, 4], [False, True]),
     ]
-    gradients, model = [], load_model(str(folder / "warm"))
+    model, gradients = load_model(str(folder / "warm")), []
+    weight = model.get_output_embeddings().weight
     expected = 0.0
     for ids, learned in ragged:
         logprobs = model(torch.tensor([ids])).logits[0].log_softmax(-1)
         expected -= sum(logprobs[t - 1, ids[t]] for t in range(len(ids)) if learned[t]) / 5
-    wanted = torch.autograd.grad(expected, model.get_output_embeddings().weight)[0]
-    clip = lambda parameters, _: gradients.append(model.get_output_embeddings().weight.grad.clone())
+    wanted = torch.autograd.grad(expected, weight)[0]
+    clip = lambda *_: gradients.append(weight.grad.clone())
     monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", clip)
-    for tokens in (1, 10, 100):
-        monkeypatch.setattr(imitate, "MOST_TOKENS", tokens)
-        imitate.imitate(model, [ragged], 1, learning_rate=0.0)
-        torch.testing.assert_close(gradients.pop(), wanted, rtol=1e-4, atol=1e-7)
+    imitate.imitate(model, [ragged], 1, learning_rate=0.0)
+    torch.testing.assert_close(*gradients, wanted, rtol=1e-4, atol=1e-7)
 
 
 def test_what_cannot_be_is_one_sentence(folder, tmp_path, monkeypatch):
@@ -141,9 +116,4 @@ def test_what_cannot_be_is_one_sentence(folder, tmp_path, monkeypatch):
         flags = [f"--{name}={value}" for name, value in (usual | changed).items()]
         with pytest.raises(ValueError, match=message):
             imitate.main(flags)
-
-    # What is stopped leaves no folder.
-    monkeypatch.setattr(imitate, "imitate", lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        imitate.main([f"--{name}={value}" for name, value in usual.items()])
-    assert not Path("out").exists() and not Path("out.partial").exists()
+    assert not Path("out").exists()

@@ -1,7 +1,7 @@
 """The lessons: their commands run as the pages print them, and do what the pages say. A page with
 long runs names a trial of seconds, `set -- "$@" ...`: it is given here after its own `set --`."""
 
-import importlib.util
+import importlib
 import json
 import os
 import re
@@ -17,7 +17,6 @@ from faults import RealRun, apply, log, project
 
 import loss
 from core import policy
-from core.model import model_path
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "docs" / "lessons"
@@ -64,11 +63,9 @@ def test_the_notebook_says_what_lesson_1_says(monkeypatch, capsys):
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.stem)
 def test_each_patch_is_short_applies_and_is_in_a_lesson(patch, tmp_path):
     text = patch.read_text()
-    files = re.findall(r"(?m)^\+\+\+ b/(.*)", text)
-    for file in files:
+    for file in re.findall(r"(?m)^--- a/(.*)", text):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-        if (ROOT / file).exists():
-            shutil.copy(ROOT / file, tmp_path / file)
+        shutil.copy(ROOT / file, tmp_path / file)
     subprocess.run(["git", "apply", patch], cwd=tmp_path, check=True)
     assert len(re.findall(r"(?m)^\+(?!\+\+)[^\n]*\S", text)) <= 10
     assert patch.name in LESSONS[patch.name[:2]]
@@ -79,26 +76,23 @@ def test_the_entropy_bonus_and_the_kl_do_what_their_page_says(models, tmp_path, 
     settings name is above 0. With means over tokens the weighted mean of the entropy is the logged
     one."""
     apply("data.md", project(tmp_path))
-    changed = {}
     for name in ("loss", "train"):
-        monkeypatch.setitem(sys.modules, "loss", changed.get("loss", loss))
-        spec = importlib.util.spec_from_file_location(f"changed_{name}", tmp_path / f"{name}.py")
-        changed[name] = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(changed[name])
-    lines, shipped = [], model_path("data/arithmetic_base")
-    for reference in (shipped, models["llama"], models["qwen3"]):
-        if lines:
-            monkeypatch.setattr(steps.train, "train", changed["train"].train)
-            monkeypatch.setattr(policy, "loss", changed["loss"])
-        settings = steps.settings(recipe=loss.Recipe(aggregation="token"), model=reference)
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(tmp_path)
+    changed = importlib.import_module("train")
+    lines = []
+    for reference in ("llama", "llama", "qwen3"):  # the first run is without the changes
+        settings = steps.settings(recipe=loss.Recipe(aggregation="token"), model=models[reference])
         folder = tmp_path / str(len(lines))
         steps.train_on(settings, models["llama"], [steps.batch_of_groups()], folder)
         lines += steps.lines(folder, "train")
+        monkeypatch.setattr(steps.train, "train", changed.train)
+        monkeypatch.setattr(policy, "loss", changed.loss)
     plain, same, other = (line["loss"] for line in lines)
     assert same == pytest.approx(plain - 0.001 * lines[0]["entropy"], rel=1e-4)
     assert other > same + 1e-4
-    norms = [line["gradient_norm"] for line in lines]
-    assert norms[0] != pytest.approx(norms[1], rel=1e-5)
+    norm = pytest.approx(lines[0]["gradient_norm"], rel=1e-5)
+    assert lines[1]["gradient_norm"] != norm
 
 
 # --- the commands, as they are printed ------------------------------------------------------------

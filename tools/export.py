@@ -42,7 +42,7 @@ import sys
 
 sys.path.insert(0, "{project}")  # loss.py, data/ and all that they need
 
-from tools.on_trl import train
+from tools.on_trl import make_trainer
 
 OPTIONS = {loss} | {{
     "scale_rewards": "none",
@@ -78,7 +78,10 @@ OPTIONS = {loss} | {{
 }}
 
 if __name__ == "__main__":
-    train("{run}", "{model}", OPTIONS)
+    trainer = make_trainer("{run}", "{model}", OPTIONS)
+    trainer.train(resume_from_checkpoint=trainer.args.resume_from_checkpoint)
+    trainer.save_model()
+    trainer.save_state()
 '''  # noqa: E501
 
 

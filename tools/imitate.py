@@ -23,9 +23,7 @@ from core.model import load_model, load_tokenizer, model_path, render, use_wide_
 from core.screen import Progress, say
 from curve.flags import option, read_flags, run_command
 from data.load import load_data
-from machinery.folder import whole_folder
 
-MOST_TOKENS = 4096  # in one forward and backward, padding included
 Example = tuple[list[int], list[bool]]  # ids of prompt and solution, and which are learned
 
 
@@ -35,10 +33,10 @@ class Command:
 
     model: str = option("", "folder or hub name of a transformers causal LM")
     data: str = option("", "worked solutions: an argument of train.py's --data")
-    out: Path | None = option(None, "folder for the model that comes out, new or empty")
-    records: int | None = option(None, "learn from the first of them only; None: all")
+    out: Path = option(Path(), "a new folder for the model that comes out")
+    records: int | None = option(None, "learn from the first of them only")
     epochs: int = option(3, "times that each solution is learned")
-    batch_size: int = option(32, "solutions in an optimizer step")
+    batch_size: int = option(32, "solutions in an optimizer step, and in memory at once")
     learning_rate: float | None = option(
         None, "the highest, after the warm-up; by default 1 / sqrt(parameters): 1e-3 for 1M"
     )
@@ -50,7 +48,7 @@ class Command:
 def main(arguments: list[str]) -> int:
     """The command. Returns 0; ValueError or OSError, in one sentence, for wrong flags or data."""
     command = read_flags(Command, arguments, description=__doc__)
-    if command.out is None or command.out.exists():
+    if command.out.exists():
         raise ValueError(f"--out {command.out}: name a folder that is not there yet")
     (source,) = load_data(
         [command.data], command.records, None, command.instruction, wanted="solution"
@@ -75,13 +73,12 @@ def main(arguments: list[str]) -> int:
     batches = []
     for epoch in range(command.epochs):
         order = random.Random(epoch).sample(examples, len(examples))
-        for start in range(0, len(order), command.batch_size):
-            batches.append(order[start : start + command.batch_size])
-    with whole_folder(command.out) as folder:
-        rate = command.learning_rate or model.num_parameters() ** -0.5
-        imitate(model, batches, len(batches), rate)
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+        starts = range(0, len(order), command.batch_size)
+        batches += [order[start : start + command.batch_size] for start in starts]
+    learning_rate = command.learning_rate or model.num_parameters() ** -0.5
+    imitate(model, batches, len(batches), learning_rate)
+    model.save_pretrained(command.out)
+    tokenizer.save_pretrained(command.out)
     print(f"next: python train.py --model {command.out} --data {command.data}")
     return 0
 
@@ -99,23 +96,18 @@ def imitate(
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
     progress = Progress("imitation", steps)
     for step, batch in enumerate(batches, start=1):
-        learned = sum(sum(learned) for _, learned in batch)
-        size = max(1, MOST_TOKENS // max(len(ids) for ids, _ in batch))
-        total = 0.0
-        for start in range(0, len(batch), size):
-            ids_BT, learned_BT = (
-                pad_sequence([torch.tensor(row) for row in rows], batch_first=True).to(model.device)
-                for rows in zip(*batch[start : start + size])
-            )
-            labels_BT = ids_BT.masked_fill(~learned_BT, -100)  # which is ignored
-            loss = model(ids_BT, labels=labels_BT, num_items_in_batch=learned).loss
-            loss.backward()
-            total += loss.item()
+        ids_BT, learned_BT = (
+            pad_sequence([torch.tensor(row) for row in rows], batch_first=True).to(model.device)
+            for rows in zip(*batch)
+        )
+        labels_BT = ids_BT.masked_fill(~learned_BT, -100)  # which is ignored
+        loss = model(ids_BT, labels=labels_BT).loss
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
-        progress.show(step, f"loss {total:.3f}")
+        progress.show(step, f"loss {loss.item():.3f}")
     progress.close()
 
 

@@ -1,8 +1,7 @@
 """A run of ours goes on in TRL's GRPOTrainer, by TRL's public options and a reward function.
-tools/export.py writes the script that calls `train`."""
+tools/export.py writes the script that calls `make_trainer`."""
 
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -36,13 +35,11 @@ def reward_function(settings: Settings, model: str, problems: list[Problem]) -> 
     def reward(number, held_out, completion_ids, log_metric, **_) -> list[float]:
         """The lists have a value for each completion of this process."""
         asked = [problems[i] for i in number]
-        prompts = [
-            render(tokenizer, problem.prompt, settings.thinking, settings.system)
-            for problem in asked
-        ]
-        texts = completion_texts(
-            tokenizer, decoding, [*map(given_rollout, prompts, completion_ids)]
-        )
+        rollouts = []
+        for problem, ids in zip(asked, completion_ids):
+            prompt = render(tokenizer, problem.prompt, settings.thinking, settings.system)
+            rollouts.append(given_rollout(prompt, ids))
+        texts = completion_texts(tokenizer, decoding, rollouts)
         verdicts = dict(verifiers.judge([*zip(range(len(asked)), asked, texts)]))
         # Score, length, and whether it ended by itself and has a verdict.
         own = [
@@ -68,9 +65,11 @@ def reward_function(settings: Settings, model: str, problems: list[Problem]) -> 
     return reward
 
 
-def make_trainer(run: str, model: str, options: dict, flags: list[str]) -> GRPOTrainer:
+def make_trainer(
+    run: str, model: str, options: dict, flags: list[str] | None = None
+) -> GRPOTrainer:
     """The trainer of the run in this folder. A micro-batch is a group, unless flags of TRL's
-    GRPOConfig say otherwise."""
+    GRPOConfig say otherwise: by default those of the command."""
     settings = read_settings(Path(run))
     sources = read_sources(settings)
     trained = [problem for source in sources for problem in source.train]
@@ -95,11 +94,3 @@ def make_trainer(run: str, model: str, options: dict, flags: list[str]) -> GRPOT
         Dataset.from_list(rows[: len(trained)]),
         Dataset.from_list(rows[len(trained) :]),
     )
-
-
-def train(run: str, model: str, options: dict) -> None:
-    """Train by the options of the script and the flags of the command, and save the model."""
-    trainer = make_trainer(run, model, options, sys.argv[1:])
-    trainer.train(resume_from_checkpoint=trainer.args.resume_from_checkpoint)
-    trainer.save_model()
-    trainer.save_state()
