@@ -107,11 +107,9 @@ def test_what_cannot_be_is_one_sentence(folder, tmp_path, monkeypatch):
     for changed, message in (
         ({"data": "a.jsonl"}, "no column solution holds .* are problem, worked: add"),
         ({"data": "numbers.jsonl"}, "line 1: column 'solution' holds no text but 7"),
-        ({"data": "arithmetic"}, "arithmetic: its answers are no whole completions"),
         ({"out": "a.jsonl"}, "--out a.jsonl: name a folder that is not there yet"),
         ({"model": "no/such/one"}, "--model no/such/one: there is no such folder"),
-        ({"model": ""}, "--model"),
-        ({"data": ""}, "--data"),
+        ({"model": "", "data": ""}, "--data"),
     ):
         flags = [f"--{name}={value}" for name, value in (usual | changed).items()]
         with pytest.raises(ValueError, match=message):

@@ -44,6 +44,7 @@ def test_smollm2_is_read_taught_and_trained(tmp_path, monkeypatch, capsys):
     validations = [line for line in lines if line["kind"] == "validation"]
     assert [line["step"] for line in validations] == [0, 2]
     assert all(line["mismatch_mean"] < 0.01 for line in validations)
+    assert Path("runs/smollm2/rollouts.html").exists()
     config = json.loads(Path("runs/smollm2/config.json").read_text())
     assert config["learning_rate"] == 6.5e-6 and config["thinking_budget"] == [12, 12]
     assert config["defaults"] == "short" and config["recipe"]["length_control"] == "penalty"

@@ -210,19 +210,21 @@ def test_what_cannot_be_is_refused_by_name_before_anything_starts(tmp_path, caps
 
 
 def test_the_studies_of_the_paper_are_its_recipes():
-    recipes = {}
-    for name, number in (("loo", 9), ("recipes", 6), ("asynchrony", 6)):
+    wanted = loss.RECIPES | {
+        f"without-{axis}": loss.leave_one_out(axis) for axis in loss.Axis.__args__
+    }
+    for name in "pipeline-1 pipeline-4 pipeline-8 pipeline-16 ppo-1 ppo-8".split():
+        wanted[name] = loss.Recipe(asynchrony=name)
+    found = {}
+    for name in ("loo", "recipes", "asynchrony"):
         runs = study.runs_to_train(study.Study(name, seeds=(3,)), ["--steps", "7"])
-        assert len(runs) == number == len({settings.recipe for settings, _ in runs.values()}), name
         for folder, (settings, arguments) in runs.items():
-            assert settings.steps == 7 and settings.keep_checkpoints == 1 and settings.seed == 3
             child = parse(arguments)  # what the child will read
             assert dataclasses.replace(child, threads=settings.threads) == settings
+            assert (settings.steps, settings.keep_checkpoints, settings.seed) == (7, 1, 3)
             assert str(folder) == f"runs/{settings.name}" and folder.parent.name == name
-            recipes[folder.name] = settings.recipe
-    assert recipes["scalerl-seed3"] == loss.Recipe()
-    assert recipes["without-loss-seed3"] == loss.leave_one_out("loss")
-    assert recipes["pipeline-16-seed3"].asynchrony == "pipeline-16"
+            found[folder.name.removesuffix("-seed3")] = settings.recipe
+    assert found == wanted
 
 
 # --- tables ---------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ TABLE = """\
 | mean over {recipe.aggregation}, advantages by {recipe.advantage_norm} | exactly, by our reward function |
 | zero-variance filter; what is truncated or has no verdict | exactly, by our reward function |
 | fp32 head | `cast_lm_head_to_fp32`: in the trainer alone |
-| {recipe.asynchrony} | {turns} |
+| {recipe.asynchrony} | of `ppo-K`: `generation_batch_size`; TRL has no `pipeline-K`: as `ppo-1` |
 | forced interruption | TRL has none: one budget for thinking and answer |
 | length penalty | exactly, by our reward function |
 | No-Positive-Resampling | TRL has none: solved prompts come again |
@@ -38,6 +38,7 @@ SCRIPT = '''"""The run {run.name} goes on in TRL 1.16.0.
 
 {table}"""
 
+import os
 import sys
 
 sys.path.insert(0, "{project}")  # loss.py, data/ and all that they need
@@ -57,6 +58,8 @@ OPTIONS = {loss} | {{
     "generation_batch_size": {batches} * {settings.groups_per_step} * {settings.completions_per_prompt},
     "max_completion_length": {settings.thinking_budget[1]} + {settings.answer_budget},
     "num_generations": {settings.completions_per_prompt},
+    "per_device_train_batch_size": {settings.completions_per_prompt},  # a group
+    "gradient_accumulation_steps": {settings.groups_per_step} // int(os.environ.get("WORLD_SIZE", 1)),
     "num_generations_eval": {settings.validation_samples},
     "per_device_eval_batch_size": 8 * {settings.validation_samples},
     "learning_rate": {settings.learning_rate},
@@ -114,11 +117,10 @@ def main(arguments: list[str]) -> int:
     recipe = settings.recipe
     checkpoint = checkpoint_of(run, None)
     model = checkpoint / "model" if checkpoint else Path(model_path(settings.model)).resolve()
-    turns, batches = "TRL has none: as `ppo-1`", 1
+    batches = 1
     if recipe.asynchrony.startswith("ppo"):
-        turns = "`generation_batch_size`"
-        batches = loss.most_off_policy(recipe.asynchrony) + 1
-    table = TABLE.format(recipe=recipe, turns=turns)
+        batches += loss.most_off_policy(recipe.asynchrony)
+    table = TABLE.format(recipe=recipe)
     script = SCRIPT.format(
         run=run,
         project=ROOT,

@@ -68,8 +68,8 @@ def reward_function(settings: Settings, model: str, problems: list[Problem]) -> 
 def make_trainer(
     run: str, model: str, options: dict, flags: list[str] | None = None
 ) -> GRPOTrainer:
-    """The trainer of the run in this folder. A micro-batch is a group, unless flags of TRL's
-    GRPOConfig say otherwise: by default those of the command."""
+    """The trainer of the run in this folder, with these options and flags of TRL's GRPOConfig; by
+    default the flags are those of the command."""
     settings = read_settings(Path(run))
     sources = read_sources(settings)
     trained = [problem for source in sources for problem in source.train]
@@ -80,12 +80,7 @@ def make_trainer(
         prompt = [*system, {"role": "user", "content": problem.prompt}]
         rows.append({"prompt": prompt, "number": number, "held_out": number >= len(trained)})
     parser = TrlParser(GRPOConfig)
-    parser.set_defaults(
-        **options,
-        per_device_train_batch_size=settings.completions_per_prompt,
-        gradient_accumulation_steps=settings.groups_per_step
-        // int(os.environ.get("WORLD_SIZE", 1)),
-    )
+    parser.set_defaults(**options)
     (args,) = parser.parse_args_and_config(flags)
     return GRPOTrainer(
         model,
