@@ -36,7 +36,7 @@ if __name__ == "__main__":
     # Threads of torch that wait leave the cores to other processes.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from core.settings import GenerateCommand, parse
+from core.settings import GenerateCommand, model_path, parse
 from curve.flags import errors_as_sentences, run_command
 
 if __name__ == "__main__":
@@ -47,27 +47,17 @@ if __name__ == "__main__":
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from core.engine import (
-    Engine,
-    EngineSettings,
-    engine_settings,
-    make_requests,
-    refuse_split,
-    sample_all,
-)
+from core.engine import Engine, EngineSettings, engine_settings, make_requests, sample_all
 from core.generators import make_engine, out_of_memory
 from core.model import (
-    attention_heads,
     completion_texts,
     load_model,
     load_tokenizer,
     make_decoding,
     marked_text,
-    model_path,
     quoted,
+    refuse_prompts,
     refuse_too_long,
-    refuse_unfit_prompts,
-    refuse_unknown,
     render,
 )
 from core.rollouts import Rollout, SharedParameters
@@ -181,7 +171,6 @@ def load(command: GenerateCommand) -> Loaded:
     settings = engine_settings(command, devices, path, decoding)
     model = load_model(path)
     refuse_too_long(model, decoding)
-    refuse_split(settings.engine, command.tensor_parallel, attention_heads(model))
     if settings.engine == "torch":
         refuse_wrong_over_slots(model, path)
     return Loaded(tokenizer, model, settings)
@@ -202,14 +191,13 @@ def sample(
     command: GenerateCommand, loaded: Loaded, engine: Engine, prompts: list[str], samples: int
 ) -> list[Rollout]:
     """So many completions of each prompt, prompt by prompt."""
-    refuse_unknown(loaded.tokenizer, prompts)
-    refuse_unfit_prompts(loaded.tokenizer, prompts, command)
+    refuse_prompts(loaded.tokenizer, prompts, command)
     decoding, requests = loaded.engine.decoding, []
     for i, prompt in enumerate(prompts):
         ids = render(loaded.tokenizer, prompt, command.thinking, command.system)
         seed = (command.seed, i)
         requests += make_requests(i, ids, samples, command.thinking_budget, decoding, seed)
-    return sample_all(engine, requests, progress=command.evaluate)
+    return sample_all(engine, requests)
 
 
 if __name__ == "__main__":

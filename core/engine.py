@@ -23,14 +23,14 @@ class Decoding:
     """What all completions of a run have in common."""
 
     eos: tuple[int, ...]  # ids that end a completion
-    end_of_thinking: int  # id of </think>; -1 if the model has none: then nothing is interrupted
-    thinks: bool  # False if the prompt closes thinking: then all is answer
-    phrase: tuple[int, ...]  # ids of the interruption phrase
     prompt_budget: int  # tokens
-    thinking_budget: int  # sampled tokens, the most that a request may have
     answer_budget: int  # sampled tokens
-    length_control: str  # as in loss.Recipe
-    fp32_logits: bool | str  # as in loss.Recipe
+    thinking_budget: int = 0  # sampled tokens, the most that a request may have
+    end_of_thinking: int = -1  # id of </think>; -1 if the model has none: nothing is interrupted
+    thinks: bool = True  # False if the prompt closes thinking: then all is answer
+    phrase: tuple[int, ...] = ()  # ids of the interruption phrase
+    length_control: str = "penalty"  # as in loss.Recipe
+    fp32_logits: bool | str = True  # as in loss.Recipe
     temperature: float = 1.0  # of training; generate.py takes others, 0 is the likeliest token
 
     @property
@@ -103,11 +103,12 @@ def make_requests(
     ]
 
 
-def sample_all(engine: Engine, requests: list[Request], progress: bool = False) -> list[Rollout]:
-    """The rollouts of these requests, in their order, all sampled with the present parameters."""
+def sample_all(engine: Engine, requests: list[Request]) -> list[Rollout]:
+    """The rollouts of these requests, in their order, all sampled with the present parameters. A
+    terminal shows how far it is."""
     engine.add(requests)
     rollouts = {}
-    shown = {"desc": "sampling", "unit": "completion", "leave": False, "disable": not progress}
+    shown = {"desc": "sampling", "unit": "completion", "leave": False, "disable": None}
     with tqdm(total=len(requests), **shown) as bar:
         while engine.unfinished:
             for rollout in engine.step():
@@ -251,7 +252,16 @@ class EngineSettings:
 def engine_settings(
     settings: Sampling, devices: tuple[str, ...], model: str, decoding: Decoding
 ) -> EngineSettings:
-    """The settings of an engine on these devices."""
+    """The settings of an engine on these devices. For --engine auto it is vLLM if that is installed
+    and the devices are GPUs. ValueError if vLLM is wanted and missing."""
+    engine, on_cpu = settings.engine, devices[0] == "cpu"
+    installed = importlib.util.find_spec("vllm") is not None
+    if engine == "auto":
+        engine = "vllm" if installed and not on_cpu else "torch"
+    if engine == "vllm" and not installed:
+        raise ValueError(f"--engine vllm: vLLM is not installed; {INSTALL_VLLM}")
+    if engine == "torch" and len(devices) > 1:
+        raise ValueError("--tensor-parallel: only vLLM splits a model, and the engine is torch")
     return EngineSettings(
         model=model,
         devices=devices,
@@ -259,38 +269,12 @@ def engine_settings(
         threads=cpu_threads(settings),
         slots=settings.slots or usual_slots(settings),
         decoding=decoding,
-        engine=choose_engine(settings.engine, devices[0]),
+        engine=engine,
         memory=settings.generator_memory,
-        may_halve=settings.slots is None and devices[0] != "cpu",
+        may_halve=settings.slots is None and not on_cpu,
     )
 
 
 class NoEngine(ValueError):
     """No engine runs with these settings on this machine. The message is a sentence for the
     user."""
-
-
-def choose_engine(engine: str, device: str) -> str:
-    """torch or vllm; for auto, vLLM if it is installed and the device is a GPU. ValueError if vLLM
-    is missing."""
-    installed = importlib.util.find_spec("vllm") is not None
-    if engine == "vllm" and not installed:
-        raise ValueError(f"--engine vllm: vLLM is not installed; {INSTALL_VLLM}")
-    if engine == "auto":
-        return "vllm" if installed and device.startswith("cuda") else "torch"
-    return engine
-
-
-def refuse_split(engine: str, devices: int, heads: int | None) -> None:
-    """ValueError if a model with this number of attention heads cannot be split over this number of
-    devices. None: the number is not known, and vLLM has the word."""
-    if devices > 1 and engine != "vllm":
-        raise ValueError(
-            "only vLLM splits a model over several GPUs (--tensor-parallel), and the engine is"
-            f" {engine}"
-        )
-    if heads and heads % devices:
-        raise ValueError(
-            f"{heads} attention heads of a model cannot be split over {devices} GPUs"
-            " (--tensor-parallel)"
-        )

@@ -44,7 +44,6 @@ class Generator:
     reports: multiprocessing.Queue
     heard: float  # clock reading when it was started, or when its last report came
     slots: int = 0  # of its engine; 0 until it has reported that it is ready
-    error: str | None = None  # its traceback, if it has reported one
 
     def give(self, requests: list[Request]) -> None:
         """Completions to sample. Returns at once."""
@@ -58,18 +57,14 @@ class Generator:
         alive = self.process.is_alive()
         # EOFError and OSError come while it dies: the next call says so.
         with contextlib.suppress(queue.Empty, EOFError, OSError):
-            while self.error is None:
+            while True:
                 report = self.reports.get_nowait()
+                if report.error is not None:
+                    raise GeneratorFailed(f"{self.process.name} failed:\n{report.error}")
                 self.heard = time.monotonic()
                 self.slots = report.slots or self.slots
-                self.error = report.error
-                if self.error is None:
-                    reports.append(report)
-        if reports:
-            return reports
-        if self.error is not None:
-            raise GeneratorFailed(f"{self.process.name} failed:\n{self.error}")
-        if not alive:
+                reports.append(report)
+        if not (alive or reports):
             code = self.process.exitcode
             how = f"by signal {-code}" if code < 0 else f"with status {code}"
             raise GeneratorFailed(f"{self.process.name} ended {how} and reported no error")
@@ -77,7 +72,7 @@ class Generator:
             raise GeneratorFailed(
                 f"{self.process.name} has been silent for {timeout:.0f} s (--wait-timeout)"
             )
-        return []
+        return reports
 
     def stop(self) -> None:
         """Ask it to end. Returns at once."""
@@ -306,11 +301,10 @@ class GeneratorHere:
         self.idle_since = time.monotonic()
         return [report]
 
-    def stop(self) -> None:
+    def stop(self, *_) -> None:
         """No process is to end."""
 
-    def close(self, _timeout: float = 0.0) -> None:
-        """No process is to end."""
+    close = stop
 
 
 class VerifierHere:

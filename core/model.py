@@ -5,7 +5,6 @@ import contextlib
 import itertools
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 
 import torch
@@ -24,12 +23,11 @@ from transformers.masking_utils import eager_mask, sdpa_mask
 
 from core.engine import Decoding
 from core.rollouts import Rollout
-from core.settings import Sampling, model_path
+from core.settings import Sampling
 
 transformers.utils.logging.disable_progress_bar()  # of loading, which is over in a moment
 
 WIDE = 256  # below this hidden size a call of oneDNN costs more than it saves
-COMPARED = 100  # prompts among the shortest and the longest, of which no two may have the same ids
 
 # --- loaded or refused ----------------------------------------------------------------------------
 
@@ -47,32 +45,26 @@ def in_one_sentence(model: str, wrong: str = "it could not be loaded") -> Iterat
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a model folder or hub name. ValueError, in one sentence, if it cannot be
-    loaded or used."""
+    loaded. No code in the folder is run."""
     with in_one_sentence(path):
-        # No code in the folder is run.
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-        tokenizer("1")  # some fail only here
-    return tokenizer
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
 
 
 def load_model(path: str) -> PreTrainedModel:
     """A causal LM from a folder or the hub, on the CPU in fp32. ValueError if it cannot be loaded
     or is not supported."""
-    load_shapes(path)
     with in_one_sentence(path):
         model, found = AutoModelForCausalLM.from_pretrained(
             path,
             output_loading_info=True,
             trust_remote_code=False,
             dtype=torch.float32,
-            attn_implementation="eager",
+            attn_implementation="grouped",
         )
         missing = found["missing_keys"]
         if missing:  # transformers would draw them at random
             raise ValueError(f"its files lack {len(missing)} weights, {min(missing)} first")
-    key_heads = getattr(model.config.get_text_config(), "num_key_value_heads", None)
-    if key_heads not in (None, attention_heads(model)):
-        model.set_attn_implementation("grouped")
+    refuse_unusual(model, path)
     return model.eval()
 
 
@@ -168,23 +160,6 @@ def padded(positions: int, device: torch.device) -> int:
     return math.ceil(positions / multiple) * multiple
 
 
-def attention_heads(model: PreTrainedModel) -> int | None:
-    """The attention heads of a layer; None if the model's configuration does not say."""
-    return getattr(model.config.get_text_config(), "num_attention_heads", None)
-
-
-def load_shapes(name: str) -> PreTrainedModel:
-    """A causal LM without its weights: on torch's meta device, by its config.json alone, out of a
-    folder or from the hub. ValueError, in one sentence, if it cannot be loaded or is not
-    supported."""
-    path = name if (Path(name) / "config.json").exists() else model_path(name)
-    with in_one_sentence(path), torch.device("meta"):
-        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    refuse_unusual(model, path)
-    return model
-
-
 def refuse_unusual(model: PreTrainedModel, path: str) -> None:
     """ValueError for a model with parts that the trainer's logits or the generator's cache do not
     support."""
@@ -193,30 +168,20 @@ def refuse_unusual(model: PreTrainedModel, path: str) -> None:
     unusual = [name for name in factors if getattr(config, name, None) not in (None, 1, 1.0)]
     if getattr(model.get_output_embeddings(), "bias", None) is not None:
         unusual.append("a bias in the LM head")
-    layers = [
-        *(getattr(config, "layer_types", None) or []),
-        *(getattr(config, "attention_layers", None) or []),
-    ]
-    if {*layers} - {"full_attention", "global"} or getattr(config, "sliding_window", None):
+    layers = {*(getattr(config, "layer_types", None) or [])}
+    if layers - {"full_attention"} or getattr(config, "sliding_window", None):
         unusual.append("layers that are not full attention")
     if unusual:
         raise ValueError(f"--model {path}: models with {', '.join(unusual)} are not supported")
 
 
 def refuse_too_long(model: PreTrainedModel, decoding: Decoding) -> None:
-    """ValueError if all budgets together exceed the positions of the model. With longrope a call
-    that goes beyond the original positions rotates all its sequences otherwise, the short ones too:
-    then log-probabilities would depend on what else is in the call."""
-    config, why = model.config.get_text_config(), ""
-    limit = getattr(config, "max_position_embeddings", None)
-    rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type") == "longrope":
-        limit = rope["original_max_position_embeddings"]
-        why = " before its longrope changes the short sequences too"
+    """ValueError if all budgets together exceed the positions of the model."""
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if limit is not None and decoding.longest > limit:
         raise ValueError(
             "the budgets for prompt, thinking, interruption and answer add up to"
-            f" {decoding.longest} tokens; the model holds {limit}{why}: lower --thinking-budget or"
+            f" {decoding.longest} tokens; the model holds {limit}: lower --thinking-budget or"
             " --prompt-budget, or take a larger --model (small budgets: --defaults toy)"
         )
 
@@ -254,39 +219,14 @@ def render(
     return tokenizer(text, add_special_tokens=False).input_ids
 
 
-def refuse_unfit_prompts(
+def refuse_prompts(
     tokenizer: PreTrainedTokenizerBase, prompts: list[str], settings: Sampling
 ) -> None:
-    """ValueError if one of these prompts is above its budget, or if two have the same ids. Most are
-    not rendered here, but when they are handed out: all of a million would take minutes."""
-    by_length = sorted(set(prompts), key=lambda prompt: len(prompt.encode()))
-    ids_of = lambda prompt: tuple(render(tokenizer, prompt, settings.thinking, settings.system))
-    # A text has at most as many tokens as bytes, unless the tokenizer rewrites its characters. So
-    # only long ones can be above the budget.
-    most_bytes = settings.prompt_budget - len(ids_of(by_length[0]))
-    may_be_long = [prompt for prompt in by_length if len(prompt.encode()) > most_bytes]
-    some = dict.fromkeys([*by_length[:COMPARED], *by_length[-COMPARED:], *may_be_long])
-    ids = {prompt: ids_of(prompt) for prompt in some}
-    longest = max(some, key=lambda prompt: len(ids[prompt]))
-    most = len(ids[longest])
-    if most > settings.prompt_budget:
-        raise ValueError(
-            f"the prompt {longest[:60]!r} has {most} tokens with its instruction and the chat"
-            f" template; --prompt-budget is {settings.prompt_budget}: --prompt-budget {most} would"
-            " be enough for all"
-        )
-    if len({*ids.values()}) < len(some):
-        raise ValueError(
-            f"--model {settings.model}: its chat template drops the prompt: two have the same"
-            " tokens"
-        )
-
-
-def refuse_unknown(tokenizer: PreTrainedTokenizerBase, prompts: list[str]) -> None:
-    """ValueError if the tokenizer has no tokens for a part of a prompt. One prompt is looked at for
-    each character of all, and some others."""
-    with_character = {character: prompt for prompt in prompts for character in set(prompt)}
-    for prompt in dict.fromkeys([*with_character.values(), *prompts[:COMPARED]]):
+    """ValueError if the tokenizer cannot read one of these prompts, if one is above its budget, or
+    if the chat template drops them. Most are not rendered here, but when they are handed out: all
+    of a million would take minutes."""
+    with_character = {character: prompt for prompt in prompts for character in prompt}
+    for prompt in dict.fromkeys(with_character.values()):
         ids = tokenizer(prompt, add_special_tokens=False).input_ids
         if tokenizer.unk_token_id in ids and tokenizer.unk_token not in prompt:
             raise ValueError(
@@ -294,6 +234,23 @@ def refuse_unknown(tokenizer: PreTrainedTokenizerBase, prompts: list[str]) -> No
                 f" prompt {prompt[:60]!r}, which it reads as {tokenizer.decode(ids)[:60]!r} (the"
                 " shipped model reads sums only; --model names another)"
             )
+    ids_of = lambda prompt: render(tokenizer, prompt, settings.thinking, settings.system)
+    first, *others = dict.fromkeys(prompts)
+    if others and ids_of(first) == ids_of(others[0]):
+        raise ValueError(
+            f"--model {settings.model}: its chat template drops the prompt: two have the same"
+            " tokens"
+        )
+    # A text has at most as many tokens as bytes, so only long ones can be above the budget.
+    most_bytes = settings.prompt_budget - len(ids_of(""))
+    may_be_long = [prompt for prompt in (first, *others) if len(prompt.encode()) > most_bytes]
+    most, prompt = max(((len(ids_of(prompt)), prompt) for prompt in may_be_long), default=(0, ""))
+    if most > settings.prompt_budget:
+        raise ValueError(
+            f"the prompt {prompt[:60]!r} has {most} tokens with its instruction and the chat"
+            f" template; --prompt-budget is {settings.prompt_budget}: --prompt-budget {most} would"
+            " be enough for all"
+        )
 
 
 def make_decoding(
@@ -318,17 +275,11 @@ def make_decoding(
                 f"--interruption-phrase {settings.interruption_phrase!r} does not close thinking:"
                 f" it must hold {end}"
             )
-    marker_id = marker[0] if len(marker) == 1 else -1
-    # The prompt closes thinking if nothing but spaces comes after the last marker in it.
-    example = render(tokenizer, "", settings.thinking)
-    closed = False
-    if marker_id in example:
-        after_last_marker = example[::-1].index(marker_id)
-        closed = not tokenizer.decode(example[len(example) - after_last_marker :]).strip()
+    example = tokenizer.decode(render(tokenizer, "", settings.thinking))
     return Decoding(
         eos=end_tokens(tokenizer),
-        end_of_thinking=marker_id,
-        thinks=not closed,
+        end_of_thinking=marker[0] if len(marker) == 1 else -1,
+        thinks=not example.rstrip().endswith(end),  # the prompt does not close thinking
         phrase=tuple(phrase),
         prompt_budget=settings.prompt_budget,
         thinking_budget=settings.thinking_budget[1],
@@ -342,13 +293,12 @@ def end_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """Ids that end a completion: the EOS of the tokenizer, and those that the model's config.json
     and generation_config.json name. Chat models often have two, one for a turn and one for a text.
     ValueError if there is none."""
-    path, named = tokenizer.name_or_path, [tokenizer.eos_token_id]
-    with in_one_sentence(path, "the EOS that its files name cannot be used"):
-        for kind in (AutoConfig, GenerationConfig):
-            with contextlib.suppress(OSError):  # the model has no such file
-                eos = getattr(kind.from_pretrained(path), "eos_token_id", None)
-                named += eos if isinstance(eos, list) else [eos]
-        ids = {int(token) for token in named if token is not None}
+    named = [tokenizer.eos_token_id]
+    for kind in (AutoConfig, GenerationConfig):
+        with contextlib.suppress(OSError):  # the model has no such file
+            eos = getattr(kind.from_pretrained(tokenizer.name_or_path), "eos_token_id", None)
+            named += eos if isinstance(eos, list) else [eos]
+    ids = {*named} - {None}
     if not ids:
         raise ValueError(
             f"--model {tokenizer.name_or_path}: no completion could end, since it has no EOS token"
@@ -381,26 +331,16 @@ def completion_texts(
 def decode_all(tokenizer: PreTrainedTokenizerBase, completions: list[list[int]]) -> list[str]:
     """`tokenizer.decode` of each. A tokenizer in Rust uses all cores: one takes 5 ms for 14,000
     tokens."""
-    if tokenizer.is_fast and not tokenizer.clean_up_tokenization_spaces:
+    if tokenizer.is_fast:
         return tokenizer.backend_tokenizer.decode_batch(completions, skip_special_tokens=False)
     return [tokenizer.decode(ids) for ids in completions]
 
 
 def quoted(name: str, text: str) -> str:
-    """A text of any number of lines, told apart from others by a name and a bar on its left."""
-    return f"{name:8}| " + visible(text).replace("\n", f"\n{'':8}| ")
-
-
-def visible(text: str) -> str:
-    """The text with its control characters as \\x1b or \\u202e: a terminal shows them, and obeys
-    none."""
-
-    def shown(character: str) -> str:
-        if character.isprintable() or character in "\n\t":
-            return character
-        return character.encode("unicode_escape").decode()
-
-    return "".join(map(shown, text))
+    """A text of any number of lines, told apart from others by a name and a bar on its left.
+    Control characters stand as \\x1b or \\u202e: a terminal shows them, and obeys none."""
+    shown = [c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text]
+    return f"{name:8}| " + "".join(shown).replace("\n", f"\n{'':8}| ")
 
 
 def marked_text(tokenizer: PreTrainedTokenizerBase, rollout: Rollout) -> str:

@@ -20,7 +20,7 @@ from multiprocessing.reduction import ForkingPickler
 import numpy as np
 import torch
 
-from core.engine import INSTALL_VLLM, Completions, Engine, EngineSettings, NoEngine
+from core.engine import Completions, Engine, EngineSettings, NoEngine
 from core.rollouts import Request, Rollout, SharedParameters
 
 # Bytes that vLLM does not count when it sizes its cache: 4 for each number of the head, three
@@ -69,17 +69,15 @@ class VllmEngine(Engine):
             self.engine.collective_rpc(_open_parameters, args=(handles,))
             self.parameters = parameters
         self.version = parameters.read(lambda: self.engine.collective_rpc(_reload_parameters))
-        # A completion without a token has waited for room in vLLM's cache. It is given to vLLM
-        # again, with a new salt. With the old one it could hit blocks of its prompt that hold keys
-        # and values of older parameters.
-        num_tokens = self.completions.progress["num_tokens"]
-        unbegun = {name: slot for name, slot in self.slot_of.items() if num_tokens[slot] == 0}
+        # A completion without a sampled token has waited for room in vLLM's cache. It is given to
+        # vLLM again, with a new salt. With the old one it could hit blocks of its prompt that hold
+        # keys and values of older parameters.
+        sampled = self.completions.progress["num_sampled"]
+        unbegun = {name: slot for name, slot in self.slot_of.items() if sampled[slot] == 0}
         self.engine.abort_request([*unbegun])
-        self.free += [self.slot_of.pop(name) for name in unbegun]
-        requests = [self.completions.requests[slot] for slot in unbegun.values()]
-        requests += self.waiting
-        self.waiting.clear()
-        self.add(requests)
+        for name, slot in reversed(unbegun.items()):
+            self.waiting.appendleft(self.completions.requests[slot])
+            self.free.append(self.slot_of.pop(name))
 
     def step(self) -> list[Rollout]:
         self._admit()
@@ -135,16 +133,14 @@ class VllmEngine(Engine):
             self.completions.append(slots, forced, np.zeros(1), self.version)
         request, progress = self.completions.requests[slot], self.completions.progress[slot]
         count = int(progress["num_tokens"])
-        thinking = request.thinking_budget
-        if count > progress["num_sampled"]:  # forced tokens have ended it
-            thinking = 0
+        budgets = request.thinking_budget + self.decoding.answer_budget
         sampling = SamplingParams(
             temperature=self.decoding.temperature,
             # Each piece has its own noise: with one seed the answer would get the noise of the
             # thinking.
             seed=int(np.random.default_rng((*request.seed, count)).integers(2**62)),
             logprobs=0,
-            max_tokens=thinking + self.decoding.answer_budget,
+            max_tokens=budgets - int(progress["num_sampled"]),
             stop_token_ids=list(self.decoding.eos),
             ignore_eos=True,  # the ids above are all that ends a completion
             detokenize=False,
@@ -160,20 +156,41 @@ class VllmEngine(Engine):
 
 def make_llm_engine(settings: EngineSettings, prompt_tokens: int):
     """vLLM's own engine, without parameters yet. `NoEngine`, with vLLM's reason, if it refuses."""
-    on_cpu = settings.devices[0] == "cpu"
+    decoding, on_cpu = settings.decoding, settings.devices[0] == "cpu"
     _set_environment(on_cpu, settings.threads)
+    block_size = 32 if on_cpu else 16
+    tokens_of_a_slot = 1 + block_size + len(decoding.phrase)
     try:
-        from vllm import LLMEngine
+        from vllm import EngineArgs, LLMEngine
         from vllm.platforms import current_platform
-    except ImportError as error:
-        raise NoEngine(
-            f"--engine vllm: vLLM cannot be imported ({_reason(error)}); {INSTALL_VLLM}"
-        ) from error
-    try:
-        config = _arguments(settings, prompt_tokens, on_cpu).create_engine_config()
-        if on_cpu:
-            _refuse_head_size(config.model_config.get_head_size())
-        else:
+
+        arguments = EngineArgs(
+            model=settings.model,
+            load_format="dummy",  # `update` brings the parameters
+            skip_tokenizer_init=True,
+            trust_remote_code=False,
+            generation_config="vllm",  # no top-k, top-p or penalty out of the model's folder
+            # The head is computed as by loss.head_logits, from a weight and in a dtype of its own.
+            hf_overrides={
+                "tie_word_embeddings": False,
+                "head_dtype": "float32" if decoding.fp32_logits else "bfloat16",
+            },
+            dtype=settings.dtype,
+            tensor_parallel_size=len(settings.devices),
+            enforce_eager=on_cpu,
+            max_model_len=decoding.longest,
+            max_num_seqs=settings.slots,
+            max_num_batched_tokens=prompt_tokens + settings.slots * tokens_of_a_slot,
+            block_size=block_size,
+            gpu_memory_utilization=settings.memory or free_share(on_cpu),
+            kv_cache_memory_bytes=CPU_CACHE if on_cpu else None,
+            enable_prefix_caching=True,
+            async_scheduling=False,
+            logprobs_mode="processed_logprobs",
+            disable_log_stats=True,
+        )
+        config = arguments.create_engine_config()
+        if not on_cpu:
             head = config.model_config.get_vocab_size() * config.model_config.get_hidden_size()
             total = current_platform.get_device_total_memory()
             config.cache_config.gpu_memory_utilization -= UNMEASURED * head / total
@@ -183,7 +200,7 @@ def make_llm_engine(settings: EngineSettings, prompt_tokens: int):
         if "memory" in reason.lower():
             reason += "; raise or lower --generator-memory, or lower --thinking-budget or --slots"
         raise NoEngine(f"--engine vllm: {reason}") from error
-    if settings.decoding.fp32_logits and settings.dtype != "float32":
+    if decoding.fp32_logits and settings.dtype != "float32":
         engine.collective_rpc(_keep_head_in_fp32)
     return engine
 
@@ -202,36 +219,6 @@ def _set_environment(on_cpu: bool, threads: int) -> None:
         os.environ.setdefault(name, value)
 
 
-def _arguments(settings: EngineSettings, prompt_tokens: int, on_cpu: bool):
-    from vllm import EngineArgs
-
-    decoding, block_size = settings.decoding, 32 if on_cpu else 16
-    head_dtype = "float32" if decoding.fp32_logits else "bfloat16"
-    tokens_of_a_slot = 1 + block_size + len(decoding.phrase)
-    return EngineArgs(
-        model=settings.model,
-        load_format="dummy",  # `update` brings the parameters
-        skip_tokenizer_init=True,
-        trust_remote_code=False,
-        generation_config="vllm",  # no top-k, top-p or penalty out of the model's folder
-        # The head is computed as by loss.head_logits, from a weight and in a dtype of its own.
-        hf_overrides={"tie_word_embeddings": False, "head_dtype": head_dtype},
-        dtype=settings.dtype,
-        tensor_parallel_size=len(settings.devices),
-        enforce_eager=on_cpu,
-        max_model_len=decoding.longest,
-        max_num_seqs=settings.slots,
-        max_num_batched_tokens=prompt_tokens + settings.slots * tokens_of_a_slot,
-        block_size=block_size,
-        gpu_memory_utilization=settings.memory or free_share(on_cpu),
-        kv_cache_memory_bytes=CPU_CACHE if on_cpu else None,
-        enable_prefix_caching=True,
-        async_scheduling=False,
-        logprobs_mode="processed_logprobs",
-        disable_log_stats=True,
-    )
-
-
 def free_share(on_cpu: bool) -> float:
     """The share of the GPU that vLLM may take: what nobody else has, but for a twentieth, and .9 at
     most. A trainer on the same GPU has tried its largest micro-batch before."""
@@ -239,17 +226,6 @@ def free_share(on_cpu: bool) -> float:
         return 0.9
     free, total = torch.cuda.mem_get_info()
     return min(0.9, free / total - 0.05)
-
-
-def _refuse_head_size(size: int) -> None:
-    """ValueError if vLLM's attention on a CPU has no heads of this size."""
-    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
-
-    sizes = CPUAttentionBackend.get_supported_head_sizes()
-    if size not in sizes:
-        raise ValueError(
-            f"on a CPU it takes heads of {', '.join(map(str, sizes))}; this model's have {size}"
-        )
 
 
 def _reason(error: Exception) -> str:

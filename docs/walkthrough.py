@@ -23,12 +23,11 @@ from core.model import (
     load_tokenizer,
     make_decoding,
     marked_text,
-    model_path,
     render,
 )
 from core.policy import micro_batch
 from core.rollouts import Batch, Group, Rollout, SharedParameters
-from core.settings import Settings
+from core.settings import Settings, model_path
 from data import Problem
 from data.tasks import arithmetic
 from data.verify import Verdict

@@ -16,19 +16,16 @@ import torch
 from transformers import PreTrainedModel
 
 import loss
-from core.engine import engine_settings, refuse_split
+from core.engine import engine_settings
 from core.feed import Feed, Prompts, Workers
 from core.generators import GeneratorFailed, GeneratorHere, VerifierHere
 from core.model import (
-    attention_heads,
     first_learning_rate,
     load_model,
-    load_shapes,
     load_tokenizer,
     make_decoding,
+    refuse_prompts,
     refuse_too_long,
-    refuse_unfit_prompts,
-    refuse_unknown,
     render,
 )
 from core.policy import Policy, error_of_sharing
@@ -102,15 +99,14 @@ def open_run(asked: Settings, sources: list[Source] | None = None) -> "Run":
 
     # The model and its prompts. Engines are made of the run's first model, which stays where it is;
     # their parameters come from the trainer.
-    prompts = make_prompts(asked, first_model, sources)
     model = load_model(newest_model)
+    prompts = make_prompts(asked, first_model, model, sources)
     odd = refusals(lambda: refuse_wrong_over_slots(model, asked.model))
     settings = settings_of_the_run(asked, model, odd)
     generators, trainers = devices_here(settings)
     engines = [
         engine_settings(settings, devices, first_model, prompts.decoding) for devices in generators
     ]
-    refuse_split(engines[0].engine, settings.tensor_parallel, attention_heads(model))
     if odd and engines[0].engine == "torch":
         raise ValueError(odd[0])
 
@@ -215,11 +211,13 @@ def find_folder(settings: Settings) -> tuple[Path, TextIO | None, Path | None]:
     return folder, lock, checkpoint
 
 
-def make_prompts(settings: Settings, model: str, sources: list[Source]) -> Prompts:
-    """The prompts of these sources for the model. The first is shown as the model gets it.
-    ValueError if it cannot read them; it says all that is wrong with the prompts and the
-    budgets."""
-    tokenizer = load_tokenizer(model)
+def make_prompts(
+    settings: Settings, path: str, model: PreTrainedModel, sources: list[Source]
+) -> Prompts:
+    """The prompts of these sources for the model, whose tokenizer lies at `path`. The first is
+    shown as the model gets it. ValueError if it cannot read them; it says all that is wrong with
+    the prompts and the budgets."""
+    tokenizer = load_tokenizer(path)
     recipe = settings.recipe
     texts = [problem.prompt for source in sources for problem in source.train + source.validation]
     decoding = []
@@ -227,13 +225,12 @@ def make_prompts(settings: Settings, model: str, sources: list[Source]) -> Promp
     def fit_budgets() -> None:
         made = make_decoding(tokenizer, settings, recipe.length_control, recipe.fp32_logits)
         decoding.append(made)
-        refuse_too_long(load_shapes(model), made)
+        refuse_too_long(model, made)
 
     wrong = refusals(
         lambda: refuse_few_problems(settings, sources),
         fit_budgets,
-        lambda: refuse_unknown(tokenizer, texts),
-        lambda: refuse_unfit_prompts(tokenizer, texts, settings),
+        lambda: refuse_prompts(tokenizer, texts, settings),
     )
     if wrong:
         raise ValueError(". Also: ".join(wrong))

@@ -1,10 +1,8 @@
 """What tests of sampling share: models and requests to sample, and what plain forwards say of the
 rollouts."""
 
-import contextlib
 import dataclasses
 import importlib.util
-import multiprocessing
 import os
 import time
 
@@ -13,8 +11,8 @@ import pytest
 import torch
 
 import generate
-from core import generators
 from core.engine import Decoding, EngineSettings
+from core.generators import start_generator
 from core.model import load_model, load_tokenizer, make_decoding, render
 from core.rollouts import Request, Rollout, SharedParameters
 from core.settings import GenerateCommand, Sampling, parse
@@ -53,14 +51,24 @@ def decoding(tokenizer, **changes) -> Decoding:
 
 
 def requests(
-    tokenizer, prompts, completions, thinking=THINKING, seed=0, validation=False
+    tokenizer, prompts, completions, thinking=THINKING, seed=0, validation=False, groups_from=0
 ) -> list[Request]:
     """Requests for completions of these problems."""
-    return [
-        Request(i, j, render(tokenizer, problem.prompt), thinking, (seed, i, j), validation)
-        for i, problem in enumerate(prompts)
-        for j in range(completions)
-    ]
+    made = []
+    for i, problem in enumerate(prompts):
+        ids = render(tokenizer, problem.prompt)
+        for j in range(completions):
+            group, noise = groups_from + i, (seed, i, j)
+            made.append(Request(group, j, ids, thinking, noise, validation))
+    return made
+
+
+def finish(engine) -> list[Rollout]:
+    """What an engine still returns until nothing is unfinished."""
+    rollouts = []
+    while engine.unfinished:
+        rollouts += engine.step()
+    return rollouts
 
 
 def parameters_of(model, version=0) -> SharedParameters:
@@ -78,77 +86,59 @@ def change(shared: SharedParameters, model, version) -> None:
     shared.write(model.named_parameters(), version)
 
 
-@contextlib.contextmanager
-def generator(settings: EngineSettings, shared: SharedParameters, daemon=True):
-    """A generator process and its queues for work and reports; when it is ready."""
-    context = multiprocessing.get_context("spawn")
-    work, reports = context.Queue(), context.Queue()
-    process = context.Process(
-        target=generators.generator_process, args=(settings, shared, work, reports), daemon=daemon
-    )
-    process.start()
-    try:
-        report = reports.get(timeout=300)
-        assert report.error is None and report.slots == settings.slots
-        yield process, work, reports
-    finally:
-        process.kill()
-
-
-def samples_takes_updates_validates_and_stops(settings: EngineSettings, daemon=True) -> None:
+def samples_takes_updates_validates_and_stops(settings: EngineSettings) -> None:
     """Assert that a generator process does."""
     model, tokenizer = load(settings.model)
     shared = parameters_of(model)
-    with generator(settings, shared, daemon) as (process, work, reports):
+    generator = start_generator(0, settings, shared)
+    try:
+        while not generator.slots:
+            assert generator.read_reports(300) or not time.sleep(0.01)
+        assert generator.slots == settings.slots
         for version in (1, 2):
             change(shared, model, version)
             validation = version == 2
             wanted = requests(tokenizer, PROMPTS, 2, thinking=9, validation=validation)
-            work.put(wanted)
-            rollouts, busy, sampled_tokens, events, began = [], 0.0, 0, [], time.monotonic()
+            reports, rollouts, began = [], [], time.monotonic()
+            generator.give(wanted)
             while len(rollouts) < len(wanted):
-                report = reports.get(timeout=60)
-                assert report.error is None and report.slots is None
-                rollouts, busy = rollouts + report.rollouts, busy + report.busy_seconds
-                sampled_tokens += report.sampled_tokens
-                events += report.events
+                reports += generator.read_reports(60)
+                rollouts = [rollout for report in reports for rollout in report.rollouts]
+                time.sleep(0.001)
             # It has waited, and taken this version over.
+            events = [event for report in reports for event in report.events]
             assert {version, None} <= {taken for _, _, taken in events}
             assert all(start <= end <= time.monotonic() for start, end, _ in events)
-            assert all(
-                began <= rollout.began < rollout.ended <= time.monotonic() for rollout in rollouts
-            )
-            assert sorted(rollout.request.seed for rollout in rollouts) == sorted(
-                request.seed for request in wanted
-            )
-            assert {v for rollout in rollouts for v in rollout.versions.tolist()} == {version}
-            assert all(
-                largest_error(rollout, plain_logprobs(model, rollout)) < 1e-4
-                for rollout in rollouts
-            )
-            assert sampled_tokens == (
-                0 if validation else sum(int(r.sampled.sum()) for r in rollouts)
-            )
-            assert busy == 0 if validation else busy > 0
-        work.put(None)
-        process.join(60)
-        assert process.exitcode == 0
+            seeds = [[each.seed for each in (*wanted,)], [r.request.seed for r in rollouts]]
+            assert sorted(seeds[0]) == sorted(seeds[1])
+            for rollout in rollouts:
+                assert began <= rollout.began < rollout.ended <= time.monotonic()
+                assert (rollout.versions == version).all()
+                assert largest_error(rollout, plain_logprobs(model, rollout)) < 1e-4
+            sampled = sum(int(rollout.sampled.sum()) for rollout in rollouts)
+            assert sum(report.sampled_tokens for report in reports) == sampled * (not validation)
+            assert (sum(report.busy_seconds for report in reports) > 0) != validation
+        generator.stop()
+        generator.process.join(60)
+        assert generator.process.exitcode == 0
+    finally:
+        generator.close()
 
 
-def plain_logprobs(model, rollout: Rollout, old=None, kept=0) -> np.ndarray:
+def plain_logprobs(model, rollout: Rollout, old=None, kept=0, temperature=1.0) -> np.ndarray:
     """log-probabilities of a rollout's tokens by forwards over the whole sequence. With `old`, keys
     and values of the first `kept` positions are those of the model `old`, which has sampled what
     they lead to."""
     prompt = len(rollout.request.prompt_ids)
     ids = torch.tensor([rollout.request.prompt_ids + rollout.tokens.tolist()])
     with torch.no_grad():
-        past = old(input_ids=ids[:, :kept], use_cache=True) if kept else None
-        logits = model(
-            input_ids=ids[:, kept:], past_key_values=past.past_key_values if kept else None
-        ).logits
-    if kept:
-        logits = torch.cat([past.logits, logits], 1)
-    logprobs = torch.log_softmax(logits[0].float(), -1)[prompt - 1 : -1]
+        if kept:
+            past = old(input_ids=ids[:, :kept], use_cache=True)
+            new = model(input_ids=ids[:, kept:], past_key_values=past.past_key_values)
+            logits = torch.cat([past.logits, new.logits], 1)
+        else:
+            logits = model(input_ids=ids).logits
+    logprobs = torch.log_softmax(logits[0].float() / temperature, -1)[prompt - 1 : -1]
     return logprobs.gather(-1, ids[0, prompt:, None])[:, 0].numpy()
 
 
@@ -159,54 +149,31 @@ def largest_error(rollout: Rollout, expected: np.ndarray, start=0) -> float:
     return float(np.abs(expected - rollout.logprobs)[counts].max(initial=0.0))
 
 
-def same_frequencies(rollouts: list[Rollout]) -> None:
-    """Assert that the first tokens, of one prompt, are as frequent as the recorded probabilities
-    say."""
-    tokens = np.array([rollout.tokens[0] for rollout in rollouts])
-    recorded = {rollout.tokens[0]: float(np.exp(rollout.logprobs[0])) for rollout in rollouts}
-    assert len(recorded) > 5 and sum(recorded.values()) == pytest.approx(1.0, abs=0.02)
-    for token, probability in recorded.items():
-        sd = np.sqrt(probability * (1 - probability) / len(rollouts))
-        assert np.mean(tokens == token) == pytest.approx(probability, abs=4.5 * sd)
-
-
-def ends_as_it_should(rollout: Rollout, rules: Decoding) -> str:
-    """Replays a rollout token by token, by the rules in words, and says which way it went."""
-    budget, closed, n, interrupted, place = rollout.request.thinking_budget, None, 0, False, 0
-    while True:
+def ends_as_it_should(rollout: Rollout, rules: Decoding) -> tuple:
+    """Replays a rollout token by token, by the rules in words, and says which way it went. With the
+    length penalty all is answer, and both budgets are one."""
+    budget, answer = rollout.request.thinking_budget, rules.answer_budget
+    closed, n, interrupted, place, how = None if rules.thinks else 0, 0, False, 0, None
+    if rules.length_control == "penalty":
+        closed, answer = 0, budget + answer
+    while how is None:
         if closed is None and n == budget:
             phrase = slice(place, place + len(rules.phrase))
-            assert (
-                rollout.tokens[phrase].tolist() == list(rules.phrase)
-                and not rollout.sampled[phrase].any()
-            )
-            assert (rollout.logprobs[phrase] == 0).all()
+            assert rollout.tokens[phrase].tolist() == list(rules.phrase)
+            assert not rollout.sampled[phrase].any() and not rollout.logprobs[phrase].any()
             interrupted, closed, place = True, n, phrase.stop
-        if closed is not None and n - closed == rules.answer_budget:
+        if closed is not None and n - closed == answer:
             how = "truncated"
             break
         assert rollout.sampled[place] and rollout.logprobs[place] < 0
         token, n, place = rollout.tokens[place], n + 1, place + 1
         if token in rules.eos:
             how = "ended"
-            break
-        if token == rules.end_of_thinking and closed is None:
+        elif token == rules.end_of_thinking and closed is None:
             closed = n
-    assert (
-        place
-        == len(rollout.tokens)
-        == len(rollout.sampled)
-        == len(rollout.logprobs)
-        == len(rollout.versions)
-    )
+    arrays = (rollout.tokens, rollout.sampled, rollout.logprobs, rollout.versions)
+    assert {len(array) for array in arrays} == {place}
     assert rollout.interrupted == interrupted and rollout.truncated == (how == "truncated")
-    if interrupted:
-        return f"interrupted at {budget}, {how}"
     if closed is None:
-        return (
-            f"{how} at the budget without closing"
-            if n == budget
-            else f"{how} before the budget without closing"
-        )
-    at = "at the budget" if closed == budget else "early"
-    return f"closed {at}, {how}{' beyond the budget' if n > budget else ''}"
+        return "not closed", n == budget
+    return how, interrupted and 1 + budget, closed == budget, n > budget

@@ -19,8 +19,9 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from core.model import load_model, load_tokenizer, model_path, render, use_wide_products
+from core.model import load_model, load_tokenizer, render, use_wide_products
 from core.screen import Progress, say
+from core.settings import model_path
 from curve.flags import option, read_flags, run_command
 from data.load import load_data
 

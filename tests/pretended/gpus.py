@@ -96,6 +96,7 @@ def answer_for_cuda(gpus: int) -> None:
         assert 0 <= index < gpus, f"CUDA error: invalid device ordinal {index}"
         torch._C._accelerator_setDeviceIndex(index)
 
+    done = lambda *_: 0
     properties = SimpleNamespace(total_memory=80 * 10**9, name="pretended", major=9, minor=0)
     answers = dict(
         is_available=lambda: gpus > 0, is_initialized=lambda: gpus > 0, device_count=lambda: gpus,
@@ -106,57 +107,14 @@ def answer_for_cuda(gpus: int) -> None:
         get_device_properties=lambda *_: properties,
         mem_get_info=lambda *_: 2 * [properties.total_memory],
         get_device_capability=lambda *_: (9, 0), _is_in_bad_fork=lambda: False,
-        cudart=lambda: SimpleNamespace(cudaHostRegister=lock, cudaHostUnregister=unlock),
-        check_error=check_error,
+        cudart=lambda: SimpleNamespace(cudaHostRegister=done, cudaHostUnregister=done),
     )  # fmt: skip
-    nothing = "synchronize", "init", "empty_cache", "manual_seed", "manual_seed_all"
-    nothing += ("set_per_process_memory_fraction",)
+    nothing = "synchronize init empty_cache manual_seed manual_seed_all check_error"
+    nothing += " set_per_process_memory_fraction"
     # Each a function of its own, as torch.compile's tables want it.
-    answers |= {name: lambda *_: 0 for name in nothing}
+    answers |= {name: lambda *_: 0 for name in nothing.split()}
     for name, value in answers.items():
         setattr(torch.cuda, name, value)
-
-
-# --- locked memory --------------------------------------------------------------------------------
-# CUDA copies to and from the pages that it has locked, also if other memory lies at their addresses
-# by now.
-
-libc = ctypes.CDLL(None)
-libc.mremap.restype = ctypes.c_void_p
-libc.mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int]
-locked = {}  # by address, as it was locked: bytes, and another address of the same pages
-
-
-def lock(address: int, size: int, _flags: int) -> int:
-    if any(start < address + size and address < start + n for start, (n, _) in locked.items()):
-        return 712  # cudaErrorHostMemoryAlreadyRegistered
-    locked[address] = size, libc.mremap(address, 0, size, 1)  # of 0 bytes: the pages stay here too
-    return 0
-
-
-def unlock(address: int) -> int:
-    if address not in locked:
-        return 713  # cudaErrorHostMemoryNotRegistered
-    size, again = locked.pop(address)
-    libc.munmap(ctypes.c_void_p(again), ctypes.c_size_t(size))
-    return 0
-
-
-def check_error(status: int) -> None:
-    if status:
-        raise torch.cuda.CudaError.__new__(torch.cuda.CudaError, f"CUDA error {status}")
-
-
-def in_locked_pages(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor that a copy reads or writes for this one on the CPU."""
-    for start, (size, again) in locked.items():
-        storage = tensor.untyped_storage()
-        if start <= storage.data_ptr() < start + size:
-            place = again + storage.data_ptr() - start
-            pages = (ctypes.c_byte * storage.nbytes()).from_address(place)
-            whole = torch.frombuffer(pages, dtype=tensor.dtype)
-            return whole.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
-    return tensor
 
 
 # --- tensors --------------------------------------------------------------------------------------
@@ -224,8 +182,6 @@ def dispatch(func, args, kwargs):
             f"CUDA error: invalid device ordinal {index}"
         )
     inner = [inner_of(a) for a in flat]
-    if func.overloadpacket in COPYING and locked:
-        inner = [in_locked_pages(a) if type(a) is torch.Tensor else a for a in inner]
     if func.overloadpacket is aten.histc:  # a CPU has none of int32
         inner[0] = inner[0].float()
     if func is aten.mm.dtype:  # nor a product of bf16 in fp32
