@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from faults import COMPUTED, HANGS, TINY, RealRun, check_log, faulty_reward, log, project
+from faults import COMPUTED, HANGS, TINY, RealRun, faulty_reward, log, project
 from steps import run_train
 
 from core.settings import Settings, devices_here
@@ -26,25 +26,7 @@ FLAGS = ["--train-prompts", "20", "--validation-every", "2", "--threads", "1"]
 SAID = "The run trains with --asynchrony ppo-1, not {}, because of --one-process."
 
 
-def columns(run: RealRun) -> list[list]:
-    """What a run has computed, step by step and validation by validation."""
-    lines = [line for line in log(run.folder) if line["kind"] != "end"]
-    return [[line.get(name) for name in (*COMPUTED, "mismatch_max")] for line in lines]
-
-
-def test_the_losses_are_those_of_processes_to_the_last_digit(tmp_path):
-    flags = [*FLAGS, "--steps", "5"]
-    others = RealRun(tmp_path, *flags, "--asynchrony", "ppo-1", name="others")
-    one = RealRun(tmp_path, *flags, "--one-process", name="one")
-    others.end_well()
-    one.end_well()
-    assert columns(one) == columns(others)
-    assert len({line["loss"] for line in log(one.folder, "train")}) > 3
-    check_log(one.folder, steps=5, validation_every=2)
-    assert one.text().count(SAID.format("pipeline-8")) == 1
-
-
-def test_a_run_that_is_resumed_may_switch_and_goes_on_as_if_it_had_not(tmp_path):
+def test_the_losses_are_those_of_processes_to_the_last_digit_and_a_run_may_switch(tmp_path):
     """Processes, then one process, then processes; beside a run that is left alone."""
     dapo = [*FLAGS, "--recipe", "dapo", "--prompts-per-step", "3", "--asynchrony", "ppo-1"]
     alone = RealRun(tmp_path, *dapo, "--steps", "5", name="alone")
@@ -59,8 +41,12 @@ def test_a_run_that_is_resumed_may_switch_and_goes_on_as_if_it_had_not(tmp_path)
         assert config["one_process"] == (steps == "4") and config["engine"] == "auto"
         assert SAID[:20] not in run.text(), "ppo-1 was asked for"
     alone.end_well()
-    ours, theirs = ([line for line in columns(each) if line[0] == "train"] for each in (run, alone))
-    assert ours == theirs and len(ours) == 5
+    for kind, number in (("train", 5), ("validation", 4)):
+        ours, theirs = (
+            [[line.get(name) for name in (*COMPUTED, "mismatch_max")] for line in log(each, kind)]
+            for each in (run.folder, alone.folder)
+        )
+        assert ours == theirs and len(ours) == number
 
 
 class Broken(OSError):
@@ -114,7 +100,9 @@ def test_a_run_ends_if_both_sides_differ_before_training(
     monkeypatch.setattr(run_module, "numerics_mismatch", lambda *_: figures)
     flags = ["--one-process", *TINY, *FLAGS, "--steps", "1", "--name", "run"]
     assert run_train(flags) == status
-    ended = "error: generator and trainer differ by" in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert SAID.format("pipeline-8") in printed
+    ended = "error: generator and trainer differ by" in printed
     assert ended == (status == 1)
     assert len(log(Path("runs/run"), "train")) == (0 if ended else 1)
 
