@@ -47,7 +47,9 @@ def test_from_there_rl_with_the_settings_of_a_small_model_learns(folder, monkeyp
     monkeypatch.chdir(folder)
     flags = "--model warm --data my.jsonl --defaults small --steps 20 --validation-problems 32"
     assert run_train([*flags.split(), "--name", "run"]) == 0
-    first, *_, last = (line["pass_rate"] for line in log(folder / "runs" / "run", "validation"))
+    run = folder / "runs" / "run"
+    first, *_, last = (line["pass_rate"] for line in log(run, "validation"))
+    assert (run / "rollouts.html").exists()
     assert first < 0.35 and last > 0.5 and last > first + 0.3, (first, last)
 
 
