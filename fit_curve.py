@@ -41,7 +41,7 @@ from curve.comparison import compare_with_first, fit_together
 from curve.files import write_whole
 from curve.fit import FittedRun, fit_sigmoid
 from curve.flags import option, read_flags, run_command
-from curve.logs import Reading, read_log, runs_of_study
+from curve.logs import Reading, log_in, natural_order, read_log
 from curve.plots import plot_variants
 from curve.report import caption, describe, markdown, report, variants_table
 
@@ -69,6 +69,17 @@ class Options:
     plot: Path | None = option(None, "draw the curves into this file: .png, .pdf or .svg")
 
 
+def runs_of_study(folder: Path) -> list[tuple[str, Path]]:
+    """(variant, log) of the runs in a folder that has no log itself: of each folder in it that has
+    one, and of each VARIANT-seedN.jsonl. They come in natural order, but `scalerl` first. The
+    variant of a name without a seed is ""."""
+    if log_in(folder):
+        return []
+    logs = [*filter(log_in, folder.glob("*/")), *folder.glob("*-seed*.jsonl")]
+    runs = [(log.name.rpartition("-seed")[0], log) for log in sorted(logs, key=natural_order)]
+    return sorted(runs, key=lambda run: run[0] != "scalerl")
+
+
 def named_logs(options: Options) -> list[tuple[str, str | Path]]:
     """(variant, log) of each log; the variant is "" if the log has none."""
     if not options.compare:
@@ -76,19 +87,17 @@ def named_logs(options: Options) -> list[tuple[str, str | Path]]:
     logs = []
     for argument in options.logs:
         study = runs_of_study(Path(argument))
-        # The same variant of two studies may not be the same, so each has its folder in its name.
-        if len(options.logs) > 1:
-            study = [(name and str(Path(argument) / name), log) for name, log in study]
-        logs += study
-        if study or Path(argument).exists():
-            logs += [] if study else [("", argument)]
-            continue
         name, text = re.fullmatch(r"(?:([^=,/]+)=)?(.*)", argument).groups()
         paths = text.split(",")
-        if "" in paths:
+        if study and len(options.logs) > 1:
+            # The same variant of two studies may not be the same: each has its folder in its name.
+            logs += [(name and str(Path(argument) / name), log) for name, log in study]
+        elif study or Path(argument).exists():
+            logs += study or [("", argument)]
+        elif "" in paths:
             raise ValueError(f"{argument!r} names no log: write NAME=LOG,LOG")
-        # Seeds without a name have their text as one.
-        logs += [(name or (text if paths[1:] else ""), path) for path in paths]
+        else:  # seeds without a name have their text as one
+            logs += [(name or (text if paths[1:] else ""), path) for path in paths]
     return logs
 
 
@@ -111,14 +120,12 @@ def fit_logs(
             try:
                 fit = fit_sigmoid(series.x, series.y, *how, series.num_examples)
             except ValueError as error:
-                warned = [note[1:] for note in series.notes if note.startswith("!")]
-                unfit.append(";".join([f"{path}: {series.y_name}: {error}", *warned]))
+                unfit.append("; ".join([f"{path}: {series.y_name}: {error}", *series.notes[1:]]))
                 continue
             name = variant
             if variant and len(curves) > 1:  # the columns of a log are not seeds of each other
                 name = f"{variant}: {series.name}"
-            taken = names if variant else names | variants.keys()
-            if series.name in taken:  # by another log
+            if series.name in names:  # of another log
                 series = replace(series, name=f"{path}: {series.name}")
             names.add(series.name)
             variants.setdefault(name or series.name, []).append((series, fit))

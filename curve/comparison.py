@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.special import stdtrit  # quantiles of Student's t; scipy.stats is slow to import
 
-from curve.fit import BOUND, LEAST_GAIN_MADE, MARGIN, Fit, FittedRun, with_interval
+from curve.fit import BOUND, LEAST_GAIN_MADE, MARGIN, NORMAL, Fit, FittedRun, with_interval
 
 # Standard deviations between seeds (docs/measured.md): of A, and of the logarithms of B and C_mid,
 # beside what the scatter of A does to them.
@@ -28,7 +28,7 @@ DEFAULT_WEIGHT = 6
 WEIGHT_BESIDE_THREE = 0.5
 QUANTILE = 1 - 0.05 / 6  # so the three intervals, of A, B and C_mid, hold together with 95 %
 LEAST_VARIANCE = 1e-12  # is added to each variance, so that 0 divides nothing
-MOST_RATIO = 1e6  # of B or C_mid; if an end of an interval is beyond it, nothing is known there
+MOST_LOG_RATIO = 14.0  # of B or C_mid; an end of an interval beyond it says nothing
 
 # --- 1. The seeds of a variant --------------------------------------------------------------------
 
@@ -97,20 +97,20 @@ def asymptote_of(fits: list[Fit]) -> str:
     all have, their mean is no estimate."""
     counted = standing(fits)
     first = counted[0]
-    fell = sum(fit.fell for fit in fits)
+    unknown = sum(not fit.identified for fit in counted)
     if len(counted) == 1 or first.together:
         text = first.asymptote
-    elif all(fit.identified for fit in counted) and not all(fit.on_bound for fit in counted):
+    elif not unknown and not all(fit.on_bound for fit in counted):
         mean = mean_of([fit.A for fit in counted], first.interval["A"])
         text = with_interval(*np.clip(mean, 0, 1))
     elif all(fit.comparable for fit in counted):
         text = ", ".join(fit.bound if fit.on_bound else f"{fit.A:.3f}" for fit in counted)
     else:
-        lacking = [fit for fit in counted if not fit.identified]
-        text = f"not identified by {len(lacking)} of {len(counted)} runs"
-    if not fell:
-        return text
-    return f"{text}; it fell" if len(fits) == 1 else f"{text}; {fell} of {len(fits)} fell"
+        text = f"not identified by {unknown} of {len(counted)} runs"
+    fell = sum(fit.fell for fit in fits)
+    if fell:
+        text += "; it fell" if len(fits) == 1 else f"; {fell} of {len(fits)} fell"
+    return text
 
 
 # --- 2. Differences of two variants ---------------------------------------------------------------
@@ -123,19 +123,18 @@ def difference(first: Seeds, second: Seeds, scatter: float) -> tuple:
     """The difference of the means of two variants, and half of its interval. We expect that seeds
     vary by the scatter and by the errors of their fits. What they show may be more or
     less. That counts for both variants, since so few seeds show little."""
-    one, one_errors = first
-    other, other_errors = second
-    n = one.shape[-1]
-    m = other.shape[-1]
-    least = scatter**2 + LEAST_VARIANCE
-    one_expected = least + np.square(one_errors).mean(-1)
-    other_expected = least + np.square(other_errors).mean(-1)
-    seen = n * one.var(-1) / one_expected + m * other.var(-1) / other_expected
-    weight = WEIGHT_BESIDE_THREE if min(n, m) >= 3 else DEFAULT_WEIGHT
-    degrees = weight + n + m - 2
-    variance = (one_expected / n + other_expected / m) * (weight + seen) / degrees
-    half = stdtrit(degrees, QUANTILE) * np.sqrt(variance)
-    return one.mean(-1) - other.mean(-1), half
+    variance = seen = 0.0
+    numbers = []
+    for values, errors in (first, second):
+        n = values.shape[-1]
+        expected = scatter**2 + LEAST_VARIANCE + np.square(errors).mean(-1)
+        variance = variance + expected / n
+        seen = seen + n * values.var(-1) / expected
+        numbers.append(n)
+    weight = WEIGHT_BESIDE_THREE if min(numbers) >= 3 else DEFAULT_WEIGHT
+    degrees = weight + sum(numbers) - 2
+    half = stdtrit(degrees, QUANTILE) * np.sqrt(variance * (weight + seen) / degrees)
+    return first[0].mean(-1) - second[0].mean(-1), half
 
 
 def difference_of_ceilings(first: list[Fit], second: list[Fit]) -> Estimate:
@@ -159,7 +158,7 @@ def asymptotes(fits: list[Fit], end: int) -> Seeds:
         fits = fits[:1]
     ends = np.array([fit.interval["A"][end] for fit in fits])
     A = np.array([fit.A if fit.identified else fit.interval["A"][end] for fit in fits])
-    return A, np.abs(A - ends) / stdtrit(np.inf, 0.975)
+    return A, np.abs(A - ends) / NORMAL
 
 
 def difference_at(C: float, first: list[Fit], second: list[Fit]) -> Estimate:
@@ -167,12 +166,12 @@ def difference_at(C: float, first: list[Fit], second: list[Fit]) -> Estimate:
     its interval. Seeds scatter in A, and in C_mid, which moves a curve that rises at C."""
     sides = []
     moved = []
+    later = C * np.exp(SCATTER_OF["C_mid"])
     for fits in (first, second):
-        height = np.array([fit.predict(C) for fit in fits])
-        width = np.array([np.ptp(fit.band(C)) for fit in fits])
-        sides.append((height, width / 2 / stdtrit(np.inf, 0.975)))
-        later = C * np.exp(SCATTER_OF["C_mid"])
-        moved += [fit.predict(later) - fit.predict(C) for fit in fits]
+        heights = np.array([fit.predict([C, later]) for fit in fits])
+        errors = np.array([np.ptp(fit.band(C)) for fit in fits]) / 2 / NORMAL
+        sides.append((heights[:, 0], errors))
+        moved += [*np.diff(heights)]
     gap, half = difference(*sides, np.hypot(SCATTER_OF_A, np.mean(moved)))
     return gap, gap - half, gap + half
 
@@ -189,22 +188,21 @@ def efficiency_between(groups: Sequence[list[Fit]], held: Sequence[tuple[float, 
     count only if a variant has one or two runs: with A held they are too wide, and three runs show
     how runs vary."""
     sides = []  # of each variant: values and errors (2, pairs, seeds), of log B and log C_mid
+    three_of_each = min(map(len, groups)) >= 3
     for fits, A in zip(groups, np.transpose(held)):
         found = np.array([fit.efficiency_at(A) for fit in fits])
         logs, errors = found.transpose(1, 3, 2, 0)
-        if min(map(len, groups)) >= 3:
-            errors = np.zeros_like(errors)
         moved = np.ptp(np.minimum(A, 1))  # no fit has an A above 1
         by_A = SCATTER_OF_A * np.ptp(logs, 1, keepdims=True) / max(moved, 1e-9)
-        sides.append((logs, np.hypot(errors, by_A)))
+        sides.append((logs, by_A if three_of_each else np.hypot(errors, by_A)))
 
     efficiency = {"A": held[0][0]}
     for i, name in enumerate(SCATTER_OF):
         efficiency[name] = tuple(np.exp(logs[i, 0].mean()) for logs, _ in sides)
         pair = [(logs[i], errors[i]) for logs, errors in sides]
         middle, half = difference(*pair, SCATTER_OF[name])
-        log_ratio = [middle[0], min(middle - half), max(middle + half)]
-        ratio = np.exp(np.clip(log_ratio, -np.log(MOST_RATIO), np.log(MOST_RATIO)))
+        log_ratio = middle[0], min(middle - half), max(middle + half)
+        ratio = np.exp(np.clip(log_ratio, -MOST_LOG_RATIO, MOST_LOG_RATIO))
         efficiency[f"{name}_ratio"] = tuple(ratio)
     return efficiency
 
@@ -264,8 +262,7 @@ def compare(variants: tuple[str, str], groups: Sequence[list[Fit]]) -> Compariso
         )
         for known in ("comparable", "identified")
     )
-    fits = [fit for group in groups for fit in group]
-    C = min(fit.C_max for fit in fits)
+    C = min(fit.C_max for fits in groups for fit in fits)
     ceilings = efficiency = None
     numbers = ""
     if unknown:
@@ -279,16 +276,10 @@ def compare(variants: tuple[str, str], groups: Sequence[list[Fit]]) -> Compariso
     if efficiency:
         numbers = reasons(ceilings, efficiency, no_ceiling)
     elif ahead:
-        value, low, high = ahead * np.array(gap)
-        low, high = sorted((low, high))
+        low, value, high = sorted(ahead * np.array(gap))
         lead = f"at least {low:.3f}" if no_ceiling and ceilings else with_interval(value, low, high)
         seen = "its A" if ceilings else "its curve"
         numbers = f"{seen} lies {lead} above that of {other}"
-    if kind == "efficiency":
-        until = behind_until(*groups[::ahead])
-        if until:
-            how_long = f"until {until:.3g}" if until < C else "all along"
-            verdict += f", but began lower: it was behind {how_long}"
     known = None if no_ceiling else ceilings
     return Comparison(variants, kind, winner, verdict, numbers, known, efficiency)
 
@@ -362,18 +353,6 @@ def borne_out(gap: float, groups: Sequence[list[Fit]], seen: Callable[[Fit], flo
     curves do, unless a fit misses the end of its run."""
     first, second = (np.mean([seen(fit) for fit in fits]) for fits in groups)
     return (first - second) * np.sign(gap) >= abs(gap) / 2
-
-
-def behind_until(winner: list[Fit], loser: list[Fit]) -> float:
-    """The last compute at which the mean curve of the loser lies above that of the winner by more
-    than the MARGIN; 0 if there is none. The part of the gain that is made does not show how low a
-    variant began."""
-    fits = [*winner, *loser]
-    C = np.geomspace(min(fit.C_min for fit in fits), min(fit.C_max for fit in fits), 200)
-    ahead, behind = (np.mean([fit.predict(C) for fit in side], 0) for side in (winner, loser))
-    began_lower = np.mean([fit.R0 for fit in winner]) < np.mean([fit.R0 for fit in loser]) - MARGIN
-    above = C[behind > ahead + MARGIN]
-    return above[-1] if began_lower and len(above) else 0.0
 
 
 def reasons(ceilings: Estimate, efficiency: dict, no_ceiling: str) -> str:

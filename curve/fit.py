@@ -15,9 +15,10 @@ from scipy.special import stdtrit  # quantiles of Student's t; scipy.stats is sl
 
 from curve import least_squares
 from curve.least_squares import Array, Interval, Profile, fit_power_law
-from curve.logs import Series, beyond_0, check_curve
+from curve.logs import Series
 
 BOUND = 0.9999  # an A above this has risen to the bound of 1
+NORMAL = stdtrit(np.inf, 0.975)  # standard errors in half of a 95 % interval
 MARGIN = 0.02  # asymptotes closer than this are not told apart (sec. 2.1, A.8)
 
 # --- 1. The curves (sec. 2.1, A.4) ----------------------------------------------------------------
@@ -184,15 +185,37 @@ class Fit:
         excess = allowed_excess(squares, degrees, self.correlation)
         variances = np.diagonal(least_squares.inverse(JJ), axis1=1, axis2=2)
         half = np.sqrt(excess[:, None] * variances)
-        return theta[:, 1:3], half[:, :2] / stdtrit(np.inf, 0.975)
+        return theta[:, 1:3], half[:, :2] / NORMAL
 
 
 FittedRun = tuple[Series, Fit]
 
 
+def beyond_0(points: Series | Fit) -> tuple[Array, Array]:
+    """x and y of the points with compute above 0, which has a logarithm."""
+    later = points.x > 0
+    return points.x[later], points.y[later]
+
+
 def with_interval(value: float, low: float, high: float, form: str = ".3f") -> str:
     """A value with its 95 % interval, as text."""
     return f"{value:{form}} [{low:{form}}, {high:{form}}]"
+
+
+def check_curve(x: Array, y: Array) -> None:
+    """ValueError, naming the first wrong point, unless compute x (n,) increases from 0 or more, and
+    pass rates y (n,) are in [0, 1]."""
+    wrong = {
+        "not finite: remove the line": ~np.isfinite(x + y),
+        "compute must increase, and is never below 0: sort the log, or name another column with "
+        "--x": np.diff(x, prepend=-1e-300) <= 0,
+        "a pass rate lies in [0, 1]: name another column with --y, or say --percent if it is in "
+        "percent": (y < 0) | (y > 1),
+    }
+    for message, broken in wrong.items():
+        if broken.any():
+            i = broken.argmax()
+            raise ValueError(f"x = {x[i]:g}, y = {y[i]:g}: {message}")
 
 
 def fit_sigmoid(

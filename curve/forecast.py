@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import stdtrit  # quantiles of Student's t; scipy.stats is slow to import
 
-from curve.fit import NO_RISE, Fit, fit_sigmoid, power_law
+from curve.fit import NO_RISE, Fit, beyond_0, fit_sigmoid, power_law
 from curve.least_squares import Array
-from curve.logs import Series, beyond_0
+from curve.logs import Series
 
 FORECASTERS = ("forecast", "sigmoid", "power_law", "last_value")  # the last is a baseline
 # The points bend if the power law's squared error is more than this many times the sigmoid's.

@@ -4,7 +4,6 @@ The suffix of the file is its format: .png, .pdf, .svg, or another of matplotlib
 written whole or not at all.
 """
 
-import re
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,9 +12,10 @@ import numpy as np
 
 from curve.comparison import Comparison, asymptote_of
 from curve.files import whole_file
-from curve.fit import Fit, FittedRun
+from curve.fit import Fit, FittedRun, beyond_0
 from curve.forecast import each
-from curve.logs import Series, beyond_0
+from curve.least_squares import Array
+from curve.logs import Series
 
 # What the columns of our own logs count.
 COMPUTE_UNITS = {
@@ -23,8 +23,6 @@ COMPUTE_UNITS = {
     "compute_tokens": "sampled tokens",
     "compute_device_hours": "device-hours",
 }
-
-
 LABEL_WIDTH = 110  # characters in a line of the legend
 
 
@@ -38,81 +36,28 @@ def plot_variants(
     detail, with a forecast to the last compute of `predict`. ValueError if matplotlib is
     missing."""
     try:
-        from matplotlib.figure import Figure  # here, so that a fit without a plot starts fast
+        from matplotlib import rc_context  # here, so that a fit without a plot starts fast
+        from matplotlib.figure import Figure
     except ImportError:
         raise ValueError("a picture needs matplotlib: pip install matplotlib") from None
-    axes = Figure(figsize=(8, 1), layout="constrained").subplots()  # the legend decides the height
-    runs = [run for runs in variants.values() for run in runs]
-    how = ""
-    if len(runs) == 1:
-        series, fit = runs[0]
-        _draw_run(axes, series, fit, predict)
-        title = shown(series.name)
-        if not fit.identified:
-            title += f"\n{fit.warnings[0]}"
-    else:
-        verdicts = {comparison.variants[0]: f"; {comparison.verdict}" for comparison in comparisons}
-        for i, (name, seeds) in enumerate(variants.items()):
-            text = f"{name}: A {asymptote_of([fit for _, fit in seeds])}{verdicts.get(name, '')}"
-            label = shown(textwrap.fill(text, LABEL_WIDTH))
-            _draw_variant(axes, label, seeds, f"C{i}")
-        title = f"Pass rate over compute ({len(runs)} runs)"
-        how = (
-            "points of all seeds, mean of the fitted curves, forecasts (dashed); at the left edge:"
-            " before training;\ntriangle: a run that fell, which is in no mean"
-        )
-    _write(path, axes, [series for series, _ in runs], title, how)
-
-
-def shown(name: str) -> str:
-    """A name as a label. For matplotlib $ would begin a formula, and _ would hide the label."""
-    return re.sub("^_", " _", name.replace("$", r"\$"))
+    runs = [run for seeds in variants.values() for run in seeds]
+    # Text stays text in a PDF or SVG, and $ in a name begins no formula.
+    as_text = {"pdf.fonttype": 42, "svg.fonttype": "none", "text.parse_math": False}
+    with rc_context(as_text), whole_file(path) as partial:
+        figure = Figure(figsize=(9, 4.8))
+        axes = figure.subplots()
+        if len(runs) == 1:
+            _draw_run(axes, *runs[0], predict)
+        else:
+            _draw_variants(axes, variants, comparisons)
+        _label_axes(axes, runs)
+        figure.savefig(partial, format=path.suffix[1:].lower(), dpi=110, bbox_inches="tight")
 
 
 def _draw_run(axes, series: Series, fit: Fit, predict: Sequence[float]) -> None:
     """Points, curve, band, and a forecast to 4 times the last compute or the last `predict`."""
-    _draw_points(axes, series, fit)
-
-    # The curve goes on as a forecast, and the band covers both.
-    end = max(4 * fit.C_max, 1.2 * series.x[-1], *(1.2 * C for C in predict))
-    past = np.geomspace(fit.C_min / 1.5, fit.C_max, 100)
-    axes.plot(past, fit.predict(past), color="C0", label="fitted curve")
-    if fit.collapsed:  # then there is no forecast
-        return
-    future = np.geomspace(fit.C_max, end, 50)
-    later = each(fit, future)
-    axes.plot(future, later.value, "--", color="C0", label="forecast")
-    low, high = fit.band(past)
-    axes.fill_between(
-        np.append(past, future),
-        np.append(low, later.low),
-        np.append(high, later.high),
-        color="C0",
-        alpha=0.18,
-        lw=0,
-        label="95 % interval",
-    )
-
-    # The parameters that are lines, as far as the data shows them.
-    if fit.identified:
-        axes.axhline(fit.A, color="C3", lw=1, label=f"asymptote A {fit.asymptote}")
-        text = f"C_mid {fit.C_mid:.3g}: half of the gain"
-        axes.axvline(fit.C_mid, color="C2", lw=1, ls="-.", label=text)
-    else:
-        low, _ = fit.interval["A"]
-        text = f"A not identified: above {low:.3f}"
-        axes.axhline(low, color="C3", lw=1, ls="--", label=text)
-    axes.axhline(
-        fit.R0,
-        color="0.45",
-        lw=1,
-        ls=":",
-        label=f"R0 {fit.R0:.3f}: before training",
-    )
-
-
-def _draw_points(axes, series: Series, fit: Fit) -> None:
-    """The points of a run, with error bars if the number of answers is known."""
+    title = series.name if fit.identified else f"{series.name}\n{fit.warnings[0]}"
+    axes.set_title(title, fontsize=10, wrap=True)
     # The axis of compute is logarithmic, so a point at 0 has no place on it.
     x, y = beyond_0(series)
     fitted = np.isin(x, fit.x)
@@ -124,69 +69,109 @@ def _draw_points(axes, series: Series, fit: Fit) -> None:
         text = f"95 % of {series.num_examples:.0f} answers"
         axes.errorbar(x, y, half, fmt="none", ecolor="C0", elinewidth=0.7, label=text)
 
+    past = np.geomspace(fit.C_min / 1.5, fit.C_max, 100)
+    if fit.collapsed:  # then there is no forecast, and no parameter means anything
+        axes.plot(past, fit.predict(past), label="fitted curve")
+        return
+    curve = fit.predict(past), *fit.band(past)
+    _draw_curve(axes, past, *curve, "C0", label="fitted curve, 95 % interval")
+    future = np.geomspace(fit.C_max, max(4 * fit.C_max, series.x[-1], *predict), 50)
+    later = each(fit, future)
+    forecast = later.value, later.low, later.high
+    _draw_curve(axes, future, *forecast, "C0", ls="--", label="forecast, 95 % interval")
+
+    # The parameters that are lines, as far as the data shows them.
+    if fit.identified:
+        axes.axhline(fit.A, color="C3", lw=1, label=f"asymptote A {fit.asymptote}")
+        text = f"C_mid {fit.C_mid:.3g}: half of the gain"
+        axes.axvline(fit.C_mid, color="C2", lw=1, ls="-.", label=text)
+    else:
+        low, _ = fit.interval["A"]
+        axes.axhline(low, color="C3", lw=1, ls="--", label=f"A not identified: above {low:.3f}")
+    text = f"R0 {fit.R0:.3f}: before training"
+    axes.axhline(fit.R0, color="0.45", lw=1, ls=":", label=text)
+    _add_legend(axes, ncols=2)
+
+
+def _draw_variants(axes, variants: dict[str, list[FittedRun]], comparisons) -> None:
+    """Each variant in a colour of its own. The legend says what is drawn."""
+    runs = [run for seeds in variants.values() for run in seeds]
+    verdicts = {comparison.variants[0]: f"; {comparison.verdict}" for comparison in comparisons}
+    for i, (name, seeds) in enumerate(variants.items()):
+        # The space is for names that begin with _: matplotlib would hide the label.
+        text = f" {name}: A {asymptote_of([fit for _, fit in seeds])}{verdicts.get(name, '')}"
+        _draw_variant(axes, textwrap.fill(text, LABEL_WIDTH), seeds, f"C{i}")
+    first, *others = variants
+    named = variants if len(others) < 2 else (first, f"{len(others)} others")
+    title = f"Pass rate over compute: {' and '.join(named)} ({len(runs)} runs)"
+    axes.set_title(title, fontsize=10, wrap=True)
+    how = "points of all seeds, mean of the fitted curves, forecasts (dashed)"
+    if any(series.x[0] == 0 for series, _ in runs):
+        how += "; at the left edge: before training"
+    if any(fit.fell for _, fit in runs):
+        how += ";\ntriangle: a run that fell, which is in no mean"
+    _add_legend(axes, title=how)
+
 
 def _draw_variant(axes, label: str, runs: list[FittedRun], color: str) -> None:
     """The points of all seeds, and the mean curve of those that stand. Its band lies between the
-    curves of the seeds; the band of a single seed is its 95 % interval, if it identifies A. The
-    forecast is drawn only if every seed stands and identifies A. No sigmoid falls: if a seed fell,
-    a line joins its points."""
+    curves of the seeds; the band of a single seed is its 95 % interval. The forecast is drawn only
+    if every seed stands and identifies A. No sigmoid falls: if a seed fell, a line joins its
+    points."""
+    axes.plot([], [], color=color, label=label)
     for series, fit in runs:
         x, y = beyond_0(series)
-        axes.plot(x, y, "o", ms=3.5, color=color, alpha=0.45, mew=0)
+        points = {"color": color, "alpha": 0.45, "mew": 0}
+        axes.plot(x, y, "o", ms=3.5, **points)
         if series.x[0] == 0:
             at_edge = axes.get_yaxis_transform()  # x is a part of the axes' width
-            axes.plot(0, series.y[0], ">", ms=7, color=color, transform=at_edge, clip_on=False)
+            axes.plot(0, series.y[0], ">", ms=7, transform=at_edge, clip_on=False, **points)
         if fit.fell:
             axes.plot(x, y, color=color, lw=0.8, alpha=0.7)
             axes.plot(x[-1], y[-1], "v", ms=6, color=color)
-    axes.plot([], [], color=color, label=label)
 
     fits = [fit for _, fit in runs if not fit.fell]
     if not fits:
         return
     end = min(fit.C_max for fit in fits)
     parts = {"-": np.geomspace(min(fit.C_min for fit in fits), end, 100)}
-    identified = all(fit.identified for fit in fits)
-    if identified and len(fits) == len(runs):
+    if all(fit.identified and not fit.fell for _, fit in runs):
         parts["--"] = np.geomspace(end, 2 * end, 50)
     for style, C in parts.items():
         curves = np.array([fit.predict(C) for fit in fits])
-        axes.plot(C, curves.mean(0), style, color=color)
-        if identified or len(fits) > 1:
-            band = fits[0].band(C) if len(fits) == 1 else (curves.min(0), curves.max(0))
-            axes.fill_between(C, *band, color=color, alpha=0.12, lw=0)
+        band = fits[0].band(C) if len(fits) == 1 else (curves.min(0), curves.max(0))
+        _draw_curve(axes, C, curves.mean(0), *band, color, ls=style)
 
 
-def _write(path: Path, axes, runs: Sequence[Series], title: str, how: str) -> None:
-    """Write the figure, in the format that the suffix of its file names, with labels, a title, and
-    the legend below the axes, where it covers no curve. how: what is drawn, above the legend."""
-    from matplotlib import rc_context
+def _draw_curve(axes, C: Array, value: Array, low: Array, high: Array, color: str, **line) -> None:
+    """A curve and its band at compute C, each (n,)."""
+    axes.plot(C, value, color=color, **line)
+    axes.fill_between(C, low, high, color=color, alpha=0.15, lw=0)
+
+
+def _axis_label(quantity: str, columns: set[str]) -> str:
+    """The quantity on an axis, and in brackets the column, if all runs have the same."""
+    column, *others = columns
+    says_more = column != "pass_rate" and not others
+    return f"{quantity} ({COMPUTE_UNITS.get(column, column)})" if says_more else quantity
+
+
+def _label_axes(axes, runs: list[FittedRun]) -> None:
+    """Name the axes, and print compute as the report does."""
     from matplotlib.ticker import LogLocator
 
-    # An axis has the name of a column if all runs have it.
-    x_name, *other_x = {run.x_name.lower() for run in runs}
-    y_name, *other_y = {run.y_name for run in runs}
-    unit = "" if other_x else f" ({COMPUTE_UNITS.get(x_name, x_name)})"
-    rate = "" if other_y else f" ({y_name})"
-    axes.set(xlabel=f"compute{unit}", ylabel=f"pass rate{rate}", xscale="log")
-    axes.set_title(title, fontsize=10, wrap=True)
-    # As the report prints compute. Over less than two decades more ticks have a number.
+    x_label = _axis_label("compute", {series.x_name for series, _ in runs})
+    y_label = _axis_label("pass rate", {series.y_name for series, _ in runs})
+    axes.set(xlabel=x_label, ylabel=y_label, xscale="log")
     low, high = axes.get_xlim()
-    if high < 100 * low:
+    if high < 100 * low:  # over less than two decades more ticks have a number
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_formatter("")
     axes.grid(alpha=0.25)
 
-    # Short labels stand in two columns. The figure is as high as they need.
-    _, labels = axes.get_legend_handles_labels()
-    columns = 2 if max(map(len, labels)) < 60 else 1
-    in_labels = sum(label.count("\n") + 1 for label in labels)
-    lines = (title + how).count("\n") + in_labels / columns
+
+def _add_legend(axes, **how) -> None:
+    """The legend stands below the axes, where it covers no curve."""
     where = {"loc": "upper left", "bbox_to_anchor": (0, -0.15), "alignment": "left"}
-    axes.legend(fontsize=8, ncols=columns, title=how, title_fontsize=8, **where)
-    axes.figure.set_figheight(4.4 + 0.2 * lines)  # inches
-    axes.figure.draw_without_rendering()  # so that the layout makes room for all of the legend
-    text_stays_text = rc_context({"pdf.fonttype": 42, "svg.fonttype": "none"})
-    with whole_file(path) as partial, text_stays_text:
-        axes.figure.savefig(partial, format=path.suffix[1:].lower(), dpi=110)
+    axes.legend(fontsize=8, title_fontsize=8, **where, **how)

@@ -34,10 +34,8 @@ def report(
         test = {"error": str(error)}
     predicted = []
     for C in (*predict, 2 * fit.C_max):
-        at_C = forecasts(fit, C) | {"x": C}
-        if C <= fit.C_max:  # no forecast, but the curve
-            at_C["forecast"], *at_C["interval"] = height_at(fit, C)
-        predicted.append(at_C)
+        height, *interval = height_at(fit, C)
+        predicted.append(forecasts(fit, C) | {"x": C, "forecast": height, "interval": interval})
     numbers = {name: getattr(fit, name) for name in FIGURES}
     if not fit.identified:
         numbers |= dict.fromkeys(("A", "B", "C_mid"))
@@ -59,17 +57,16 @@ def report(
 
 def source_of_R0(series: Series, fit: Fit) -> str:
     """Where R0 comes from, in words."""
-    if fit.r0 == "free":
-        return "fitted"
     if fit.r0 != "first":
-        return "given"
-    first = series.y[0]
-    if fit.R0 != first:
-        off = f"the first point, {first:.3f}, is further off the curve than chance explains"
-        return f"fitted: {off}"
-    if series.x[0]:
-        return f"the first point, at {series.x[0]:.4g}: --r0 can say better"
-    return "the first point, before training"
+        return "fitted" if fit.r0 == "free" else "given"
+    x, y = series.x[0], series.y[0]
+    if fit.R0 != y:
+        return f"fitted: the first point, {y:.3f}, is further off the curve than chance explains"
+    return (
+        f"the first point, at {x:.4g}: --r0 can say better"
+        if x
+        else "the first point, before training"
+    )
 
 
 def describe(series: Series, fit: Fit, report: dict) -> str:
@@ -105,12 +102,13 @@ def describe(series: Series, fit: Fit, report: dict) -> str:
         lines.append(f"  no held-out test: {test['error']}")
     else:
         came = test["came"]
-        errors = [
-            f"{name.replace('_', ' ')} {test[name]:.3f} ({test[name] - came:+.3f})"
-            for name in FORECASTERS
-        ]
-        outcome = f"fitted up to {test['fit_to']:.4g}: {came:.3f} came"
-        lines.append(f"  held out, {outcome}; {', '.join(errors)}")
+        lines.append(
+            f"  held out, fitted up to {test['fit_to']:.4g}: {came:.3f} came; "
+            + ", ".join(
+                f"{name.replace('_', ' ')} {test[name]:.3f} ({test[name] - came:+.3f})"
+                for name in FORECASTERS
+            )
+        )
     lines += [f"  ! {warning}" for warning in fit.warnings]
     return "\n".join(lines)
 
@@ -167,15 +165,15 @@ def caption(runs: Sequence[FittedRun]) -> str:
     """What the tables of these runs are about: columns, intervals, and what was warned of when the
     logs were read."""
     columns = dict.fromkeys(f"{series.y_name} over {series.x_name}" for series, _ in runs)
-    warnings = [note for series, _ in runs for note in series.notes if note.startswith("!")]
-    x_names = dict.fromkeys(series.x_name.lower() for series, _ in runs)
+    notes = [note for series, _ in runs for note in series.notes if note.startswith("!")]
+    x_names = {series.x_name.lower(): None for series, _ in runs}
     if len(x_names) > 1:
-        warnings.append(
+        notes.append(
             f"! compute is {' and '.join(x_names)}: the comparison says nothing unless these count"
             " the same; --x can name one column for all"
         )
     intervals = "In brackets, 95 % intervals: of a variant by its seeds, of a run by its fit."
-    return "\n".join([f"Read: {', '.join(columns)}. {intervals}", *dict.fromkeys(warnings)])
+    return "\n".join([f"Read: {', '.join(columns)}. {intervals}", *dict.fromkeys(notes)])
 
 
 def markdown(rows: Sequence[Row]) -> str:

@@ -11,7 +11,6 @@ from matplotlib.figure import Figure
 from curve import comparison, plots
 from curve.comparison import asymptote_of, compare, efficiency_between, fit_together
 from curve.fit import fit_sigmoid, sigmoid
-from curve.forecast import outlook
 from curve.logs import Series
 from curve.report import variants_table
 
@@ -125,16 +124,6 @@ def test_what_a_comparison_cannot_know_is_finite():
     result = compared([fit_of(**tiny, R0=0.04)], [fit_of(**tiny, R0=0.02, C_mid=150)])
     assert result.kind == "none"
     assert np.isfinite(result.efficiency["B_ratio"]).all()
-
-
-def test_more_efficient_is_said_with_where_it_began_lower():
-    low = fit_of(R0=0.04, C_mid=60, B=2.5)
-    high = fit_of(R0=0.5, B=1.5, C_mid=200, last=3000)
-    words = "one is more efficient, but began lower: it was behind "
-    assert f"{words}until" in compared([low], [high]).verdict
-    steep = fit_of(A=0.9, R0=0.05, B=4, last=1000, noise=2e-3, seed=1)
-    short = fit_of(A=0.9, R0=0.7, B=1.9, last=180, noise=1e-3)
-    assert compared([steep], [short]).verdict == f"{words}all along"
 
 
 # --- ceilings -------------------------------------------------------------------------------------
@@ -386,7 +375,6 @@ def test_a_collapse_draws_nothing_that_it_does_not_show():
     fallen = Series("run", x, np.where(x > 400, 0.0, y))
     fit = fit_sigmoid(fallen.x, fallen.y)
     assert (fit.collapsed, fit.fell, fit.identified) == (True, True, False)
-    assert outlook(fallen) == "collapsed"
     axes = Figure().subplots()
     plots._draw_run(axes, fallen, fit, ())
     plots._draw_variant(axes, "variant", [(fallen, fit)], "C0")
