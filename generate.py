@@ -22,12 +22,11 @@ This file is the command: it makes one engine in its own process. `print_complet
 and `evaluate` is --evaluate.
 """
 
-import dataclasses
 import importlib
 import os
 import signal
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 if __name__ == "__main__":
     # Ctrl-C ends the seconds of imports below without a traceback.
@@ -36,7 +35,7 @@ if __name__ == "__main__":
     # Threads of torch that wait leave the cores to other processes.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from core.settings import GenerateCommand, model_path, parse
+from core.settings import GenerateCommand, model_path, parse, refuse
 from curve.flags import errors_as_sentences, run_command
 
 if __name__ == "__main__":
@@ -45,9 +44,9 @@ if __name__ == "__main__":
         command = parse(sys.argv[1:], GenerateCommand, description=__doc__)
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
-from core.engine import Engine, EngineSettings, engine_settings, make_requests, sample_all
+from core.engine import Decoding, Engine, engine_settings, make_requests, sample_all
 from core.generators import make_engine, out_of_memory
 from core.model import (
     completion_texts,
@@ -62,7 +61,6 @@ from core.model import (
 )
 from core.rollouts import Rollout, SharedParameters
 from core.torch_engine import refuse_wrong_over_slots
-from core.vllm_engine import VllmEngine
 from data.load import load_evaluation, task_of
 from data.verify import Verdict, VerifierPool
 from machinery.evaluation import evaluation_figures, judge_all, report_evaluation
@@ -71,12 +69,11 @@ from machinery.evaluation import evaluation_figures, judge_all, report_evaluatio
 def main(command: GenerateCommand) -> int:
     """The command. Returns 0; ValueError, in one sentence, if the flags, the data or the model
     cannot be used."""
-    if bool(command.prompt) == command.evaluate:
-        raise ValueError("say one of --prompt TEXT and --evaluate")
-    if command.log and not command.evaluate:
-        raise ValueError("--log goes with --evaluate: it gets the figures of data sets")
-    if command.log and not command.log.absolute().parent.is_dir():
-        raise ValueError(f"--log {command.log}: there is no such folder")
+    refuse(bool(command.prompt) == command.evaluate, "say one of --prompt TEXT and --evaluate")
+    if command.log:
+        refuse(not command.evaluate, "--log goes with --evaluate: it gets the figures of data sets")
+        there = command.log.absolute().parent.is_dir()
+        refuse(not there, f"--log {command.log}: there is no such folder")
     try:
         if command.prompt:
             print_completions(command)
@@ -96,10 +93,9 @@ def print_completions(command: GenerateCommand) -> None:
     prompt = command.prompt
     if hasattr(task, "worded"):
         prompt = task.worded(prompt, command.instruction)
-    loaded = load(command)
     samples = command.samples or 1
-    engine = start_engine(loaded, samples)
-    for rollout in sample(command, loaded, engine, [prompt], samples):
+    loaded = load(command, samples)
+    for rollout in sample(command, loaded, [prompt], samples):
         print(quoted("prompt", prompt))
         print(quoted("reply", marked_text(loaded.tokenizer, rollout)))
 
@@ -112,18 +108,17 @@ def evaluate(command: GenerateCommand) -> None:
         for note in source.notes:
             print(f"{source.name}: {note}", file=sys.stderr)
         sources.append(source)
-    loaded = load(command)
     samples = command.samples or 16
-    engine = start_engine(loaded, samples * max(len(source.validation) for source in sources))
+    loaded = load(command, samples * max(len(source.validation) for source in sources))
     for source in sources:
         problems = source.validation
         prompts = [problem.prompt for problem in problems]
-        rollouts = sample(command, loaded, engine, prompts, samples)
-        texts = completion_texts(loaded.tokenizer, loaded.engine.decoding, rollouts)
+        rollouts = sample(command, loaded, prompts, samples)
+        texts = completion_texts(loaded.tokenizer, loaded.decoding, rollouts)
         with VerifierPool(*command.verifier_limits) as pool:
             verdicts = judge_all(pool, problems, rollouts, texts)
         figures = evaluation_figures(rollouts, verdicts, samples)
-        report_evaluation(command.model, loaded.engine.model, source, figures, samples, command.log)
+        report_evaluation(command.model, loaded.path, source, figures, samples, command.log)
         for kind, chosen in examples(rollouts, verdicts).items():
             for rollout in chosen[: command.show]:
                 print(quoted("prompt", prompts[rollout.request.group]))
@@ -135,9 +130,7 @@ def examples(rollouts: list[Rollout], verdicts: list[Verdict]) -> dict[str, list
     one."""
     kinds = {"right": {}, "in part": {}, "wrong": {}}
     for rollout, verdict in zip(rollouts, verdicts):
-        kind = "wrong"
-        if verdict.score > 0:
-            kind = "right" if verdict.correct else "in part"
+        kind = "right" if verdict.correct else "in part" if verdict.score > 0 else "wrong"
         if verdict.failure is None and not rollout.truncated:
             kinds[kind][rollout.request.group] = rollout
     return {kind: list(by_problem.values()) for kind, by_problem in kinds.items()}
@@ -150,54 +143,50 @@ def examples(rollouts: list[Rollout], verdicts: list[Verdict]) -> dict[str, list
 class Loaded:
     """The model that is asked, and how it is sampled."""
 
+    path: str  # its folder, or its name on the hub
     tokenizer: PreTrainedTokenizerBase
-    model: PreTrainedModel  # on the CPU, in fp32
-    engine: EngineSettings
+    decoding: Decoding
+    engine: Engine
 
 
-def load(command: GenerateCommand) -> Loaded:
-    """The model and the settings of its engine. ValueError if they cannot be used."""
+def load(command: GenerateCommand, completions: int) -> Loaded:
+    """The model, in an engine for so many completions at once at most. ValueError if it cannot be
+    used."""
     path = model_path(command.model)
     tokenizer = load_tokenizer(path)
     decoding = make_decoding(tokenizer, command, command.length_control)
-    decoding = dataclasses.replace(decoding, temperature=command.temperature)
+    decoding = replace(decoding, temperature=command.temperature)
     gpus = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
-    if command.tensor_parallel > max(1, len(gpus)):
-        raise ValueError(
-            f"--tensor-parallel {command.tensor_parallel} wants as many GPUs, and {len(gpus)} are"
-            " here"
-        )
+    refuse(
+        command.tensor_parallel > max(1, len(gpus)),
+        f"--tensor-parallel {command.tensor_parallel} wants as many GPUs, and {len(gpus)} are here",
+    )
     devices = tuple(gpus[: command.tensor_parallel]) or ("cpu",)
     settings = engine_settings(command, devices, path, decoding)
+    settings = replace(settings, slots=min(settings.slots, completions))
     model = load_model(path)
     refuse_too_long(model, decoding)
     if settings.engine == "torch":
         refuse_wrong_over_slots(model, path)
-    return Loaded(tokenizer, model, settings)
-
-
-def start_engine(loaded: Loaded, completions: int) -> Engine:
-    """An engine with the parameters of the model, for so many completions at once at most."""
-    slots = min(loaded.engine.slots, completions)
-    engine = make_engine(dataclasses.replace(loaded.engine, slots=slots), loaded.model)
-    if isinstance(engine, VllmEngine):  # it is made without parameters
-        parameters = SharedParameters(loaded.model)
-        parameters.write(loaded.model.named_parameters(), version=0)
+    engine = make_engine(settings, model)
+    if settings.engine == "vllm":  # it is made without parameters
+        parameters = SharedParameters(model)
+        parameters.write(model.named_parameters(), version=0)
         engine.update(parameters)
-    return engine
+    return Loaded(path, tokenizer, decoding, engine)
 
 
 def sample(
-    command: GenerateCommand, loaded: Loaded, engine: Engine, prompts: list[str], samples: int
+    command: GenerateCommand, loaded: Loaded, prompts: list[str], samples: int
 ) -> list[Rollout]:
     """So many completions of each prompt, prompt by prompt."""
     refuse_prompts(loaded.tokenizer, prompts, command)
-    decoding, requests = loaded.engine.decoding, []
+    requests, budget = [], command.thinking_budget
     for i, prompt in enumerate(prompts):
         ids = render(loaded.tokenizer, prompt, command.thinking, command.system)
         seed = (command.seed, i)
-        requests += make_requests(i, ids, samples, command.thinking_budget, decoding, seed)
-    return sample_all(engine, requests)
+        requests += make_requests(i, ids, samples, budget, loaded.decoding, seed)
+    return sample_all(loaded.engine, requests)
 
 
 if __name__ == "__main__":

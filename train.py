@@ -42,7 +42,7 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 from core.screen import say
-from core.settings import Settings, model_path, parse, read_sources
+from core.settings import Settings, devices_here, model_path, parse, read_sources
 from curve.flags import errors_as_sentences, run_command
 from machinery.folder import use_temporary_folder
 
@@ -55,7 +55,7 @@ if __name__ == "__main__":
         say("reading the data, the libraries and the model")
         model_path(command.model)
         sources = read_sources(command)
-    if not (command.one_process or command.gpus_here()):
+    if not command.one_process and "cpu" in devices_here(command)[1]:
         # A process imports what generators need, while this one still imports its own. Generators
         # on CPUs are forked from it, and so start at once. It imports from the folder it starts in.
         multiprocessing.set_forkserver_preload(["core.forked", "core.generators"])
@@ -67,7 +67,7 @@ import torch
 import loss
 from core.policy import Policy, micro_batches
 from core.rollouts import Batch, SharedParameters
-from core.settings import cpu_threads, devices_here
+from core.settings import cpu_threads
 from data.load import Source
 from machinery.kept import kept_rows
 from machinery.measures import Totals

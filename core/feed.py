@@ -20,7 +20,7 @@ from core.generators import Generator, GeneratorFailed, start_generator
 from core.model import completion_texts, render
 from core.rollouts import Group, Rollout, SharedParameters
 from core.screen import say, warn
-from core.settings import Settings, devices_here
+from core.settings import Settings
 from data.load import Source, fingerprint, next_source
 from data.verify import Verdict, VerifierPool, no_verdict_at_all
 
@@ -36,10 +36,9 @@ class PromptOrder:
     def __init__(self, number: int, seed: int, recipe: loss.Recipe, source=0, state=None):
         """number: of its problems. source: its index. state: of a checkpoint to go on from."""
         self.number, self.seed, self.recipe, self.source = number, seed, recipe, source
-        self.epoch, self.cursor, self.retired = 0, 0, set()
-        if state is not None:
-            self.epoch, self.cursor = state["epoch"], state["cursor"]
-            self.retired = {*state["retired"]}
+        state = state or {"epoch": 0, "cursor": 0, "retired": []}
+        self.epoch, self.cursor = state["epoch"], state["cursor"]
+        self.retired = {*state["retired"]}
         self._bring_back_if_few()
         self.order = self._shuffled()
 
@@ -55,13 +54,13 @@ class PromptOrder:
     def next(self) -> int:
         """The index of the next problem. At least one must be left."""
         while True:
-            while self.cursor < self.number:
-                problem_index = int(self.order[self.cursor])
-                self.cursor += 1
-                if problem_index not in self.retired:
-                    return problem_index
-            self.epoch, self.cursor = self.epoch + 1, 0
-            self.order = self._shuffled()
+            if self.cursor == self.number:
+                self.epoch, self.cursor = self.epoch + 1, 0
+                self.order = self._shuffled()
+            problem_index = int(self.order[self.cursor])
+            self.cursor += 1
+            if problem_index not in self.retired:
+                return problem_index
 
     def retire_if_solved(self, problem_index: int, pass_rate: float) -> None:
         """Retire a problem if this visit has solved it: for good, or until fewer than
@@ -119,14 +118,11 @@ class Feed:
         self.engines, self.parameters = workers.engines, workers.parameters
         self.stop_asked = stop_asked
         self.data = [fingerprint(source) for source in prompts.sources]
-        sources = prompts.sources
-        if state is None:
-            nothing = [None for _ in sources]
-            state = {"orders": nothing, "handed_out": [0 for _ in sources], "to_repeat": []}
-        seed, recipe = settings.seed, settings.recipe
+        number = len(self.data)
+        state = state or {"orders": [None] * number, "handed_out": [0] * number, "to_repeat": []}
         self.orders = [
-            PromptOrder(len(source.train), seed, recipe, i, state["orders"][i])
-            for i, source in enumerate(sources)
+            PromptOrder(len(source.train), settings.seed, settings.recipe, i, state["orders"][i])
+            for i, source in enumerate(prompts.sources)
         ]
         self.handed_out: list[int] = state["handed_out"]  # groups handed out so far, by source
         # Groups that were under way at the checkpoint, and are handed out first: number, source,
@@ -201,9 +197,9 @@ class Feed:
                 for group in groups:
                     del self.under_way[group.number]
                 return groups
-            if not unfinished and self.exhausted:
-                return None
             if not unfinished:  # to wait would be for ever
+                if not any(order.left for order in self.orders):
+                    return None
                 raise RuntimeError(
                     f"no group is under way but {len(done)} finished ones, too few for step"
                     f" {version + 1}, though prompts are left: the work in flight was miscounted"
@@ -216,11 +212,6 @@ class Feed:
         epochs."""
         for group in groups:
             self.orders[group.source].retire_if_solved(group.problem_index, group.pass_rate)
-
-    @property
-    def exhausted(self) -> bool:
-        """Whether every prompt of every source has been retired."""
-        return not any(order.left for order in self.orders)
 
     def _hand_out(self, version: int) -> None:
         """Give prompts to the generators: as many groups as the recipe allows and the generators
@@ -247,10 +238,9 @@ class Feed:
             prompt = self._next_prompt()
             if prompt is None:
                 break
-            group = self._group(*prompt, generator)
-            self.under_way[group.number] = group
+            new.append(self._group(*prompt, generator))
+            self.under_way[new[-1].number] = new[-1]
             groups_of[generator.number] += 1
-            new.append(group)
         self._send(new)
 
     def _next_prompt(self) -> tuple[int, int, int] | None:
@@ -280,16 +270,15 @@ class Feed:
         """A group for this generator, with its requests. Generators sample what is handed out now
         with the newest version of the parameters, or with a later one. validated: the version that
         a validation measures; None if the group is for training."""
-        settings, problems = self.settings, self.prompts.sources[source].train
-        completions, seed = settings.completions_per_prompt, (settings.seed, TRAINING, number)
+        settings, of_source = self.settings, self.prompts.sources[source]
+        problems, completions = of_source.train, settings.completions_per_prompt
+        seed = (settings.seed, TRAINING, number)
         validation = validated is not None
         if validation:
-            problems = self.prompts.sources[source].validation
-            completions = settings.validation_samples
+            problems, completions = of_source.validation, settings.validation_samples
             seed = (settings.seed, VALIDATION, validated, number)
-        problem = problems[problem_index]
-        tokenizer, decoding = self.prompts.tokenizer, self.prompts.decoding
-        ids = render(tokenizer, problem.prompt, settings.thinking, settings.system)
+        problem, decoding = problems[problem_index], self.prompts.decoding
+        ids = render(self.prompts.tokenizer, problem.prompt, settings.thinking, settings.system)
         budget = settings.thinking_budget
         requests = make_requests(number, ids, completions, budget, decoding, seed, validation)
         version = self.parameters.version
@@ -314,13 +303,13 @@ class Feed:
         """The held-out problems, sampled and judged. None if the run ends. Their requests go before
         all others. The trainer has published this version of the parameters, and publishes none
         meanwhile, so every token is sampled with it."""
+        groups = []
         for source, of_source in enumerate(self.prompts.sources):
             for problem_index in range(len(of_source.validation)):
-                number = len(self.validating)
-                generator = self.generators[number % len(self.generators)]
-                group = self._group(number, source, problem_index, generator, version)
-                self.validating[number] = group
-        groups = list(self.validating.values())
+                generator = self.generators[len(groups) % len(self.generators)]
+                group = self._group(len(groups), source, problem_index, generator, version)
+                groups.append(group)
+        self.validating = dict(enumerate(groups))
         self._send(groups)
         go_on = True
         while go_on and not all(group.finished for group in groups):
@@ -336,9 +325,9 @@ class Feed:
         generators and verifiers are replaced. Returns False if the run ends."""
         try:
             while not self.stop_asked():
-                reported, judged = self._read_reports(), self._read_verdicts()
-                enough = reported or judged or not wait
-                if enough and all(generator.slots for generator in self.generators):
+                came = [self._read_reports(), self._read_verdicts()]
+                are_ready = all(generator.slots for generator in self.generators)
+                if are_ready and (any(came) or not wait):
                     break
                 time.sleep(0.002)
         except GeneratorFailed as failure:
@@ -415,11 +404,11 @@ class Feed:
 
     def _replace(self, generator: Generator, failure: GeneratorFailed) -> None:
         """Start another generator in place of one that has failed, and give it the requests that
-        had not come back. It begins them from their first token.
+        had not come back. It begins them from their first token. The trainer waits until it is
+        ready: it may share a GPU with the trainer, and takes what is free there.
 
         Raises the failure if too many were replaced, or if not all generators have been ready once:
-        then a new one would fail in the same way. If the trainer uses the same GPU, it waits until
-        the new generator is ready, which takes what is free: vLLM fails if that grows meanwhile.
+        then a new one would fail in the same way.
         """
         most = self.settings.max_restarts
         all_were_ready = self.restarts or all(each.slots for each in self.generators)
@@ -428,11 +417,6 @@ class Feed:
         self.restarts += 1
         say(f"warning: {failure}\nIt is replaced ({self.restarts} of --max-restarts {most}).")
         generator.close()
-        _, trainers = devices_here(self.settings)
-        devices = {*self.engines[generator.number].devices} - {"cpu"}
-        trains_too = not devices.isdisjoint(trainers)
-        new = self._start(generator.number)
-        new.slots = 0 if trains_too else generator.slots
-        self.generators[generator.number] = new
+        self.generators[generator.number] = self._start(generator.number)
         groups = [*self.validating.values(), *self.under_way.values()]
         self._send([group for group in groups if group.generator == generator.number])

@@ -87,12 +87,12 @@ def micro_batches(
             together = [*of_prompt.values()]
     widths_R2 = widths(rollouts, device, share_prompts)
     cuts = [cut(widths_R2, sum(together[i::ranks], []), tokens) for i in range(ranks)]
-    for batch in cuts[rank]:
-        yield micro_batch(rollouts, batch, device, share_prompts)
-    for _ in range(max(map(len, cuts)) - len(cuts[rank])):
-        idle = micro_batch(rollouts, longest_first[-1:], device, share_prompts)
-        idle.sampled_BT.fill_(False)
-        yield idle
+    missing = max(map(len, cuts)) - len(cuts[rank])
+    for batch in cuts[rank] + [None] * missing:
+        m = micro_batch(rollouts, batch or longest_first[-1:], device, share_prompts)
+        if batch is None:
+            m.sampled_BT.fill_(False)
+        yield m
 
 
 def prompt_of(rollout: Rollout) -> tuple[int, ...]:
@@ -140,21 +140,15 @@ def micro_batch(
 
     chosen = [rollouts[row] for row in rows]
     L, T = widths(chosen, device, share_prompts).max(0).tolist()
-    ids = np.zeros((len(rows), T + 1), np.int64)
-    sampled = np.zeros(ids.shape, bool)
-    logprobs = np.zeros(ids.shape, np.float32)
-    versions = np.zeros(ids.shape, np.int64)
+    dtypes = {"tokens": np.int64, "sampled": bool, "logprobs": np.float32, "versions": np.int64}
+    columns = {name: np.zeros((len(rows), T + 1), dtype) for name, dtype in dtypes.items()}
     for i, rollout in enumerate(chosen):
-        prompt = rollout.request.prompt_ids
-        if share_prompts:
-            prompt = prompt[-1:]
+        prompt = rollout.request.prompt_ids[-1 if share_prompts else 0 :]
         start = len(prompt)  # of the completion
         end = start + len(rollout.tokens)
-        ids[i, :start] = prompt
-        ids[i, start:end] = rollout.tokens
-        sampled[i, start:end] = rollout.sampled
-        logprobs[i, start:end] = rollout.logprobs
-        versions[i, start:end] = rollout.versions
+        columns["tokens"][i, :start] = prompt
+        for name, column in columns.items():
+            column[i, start:end] = getattr(rollout, name)
 
     # What the trunk is fed: parts of sequences, each with the number of tokens before it.
     parts = [(rollout.total_tokens - 1, 0) for rollout in chosen]
@@ -169,11 +163,8 @@ def micro_batch(
         prompts["prompt_tokens_B"] = tensor([len(prompt) for prompt in of_rows])
     fed, pairs = tokens_and_pairs(parts)
     return MicroBatch(
-        inputs_BT=tensor(ids[:, :-1]),
-        targets_BT=tensor(ids[:, 1:]),
-        sampled_BT=tensor(sampled[:, 1:]),
-        generator_logprobs_BT=tensor(logprobs[:, 1:]),
-        versions_BT=tensor(versions[:, 1:]),
+        tensor(columns["tokens"][:, :-1]),
+        *(tensor(column[:, 1:]) for column in columns.values()),
         rows_B=tensor(rows),
         fed=fed,
         pairs=pairs,

@@ -43,9 +43,8 @@ class Progress:
         """Move to this step, and put the text beside the bar."""
         self.bar.set_postfix_str(text, refresh=False)
         self.bar.update(done - self.bar.n)
-        every = max(1, self.total // 50)
-        last = done == self.total and done > self.last_line
-        if self.bar.disable and (last or done >= self.last_line + every):
+        next_line = min(self.total, self.last_line + max(1, self.total // 50))
+        if self.bar.disable and done >= next_line > self.last_line:
             self.last_line = done
             say(f"{self.about}: step {done} of {self.total}, {text}")
 

@@ -1,8 +1,13 @@
 """Every setting with its meaning, type and default; how flags become settings; which settings are
 refused.
 
-A setting has the value of its flag. Without the flag it comes from the run that --resume names, or
-else from the recipe (loss.py) or from the preset that suits the data (`PRESETS`).
+The value of a setting comes from the first of these that has one (`starting_values`):
+
+    1. its flag
+    2. a run: with --resume RUN all that it has; of a model that generate.py samples, OF_ITS_RUN
+    3. the recipe that --recipe or --leave-out names: the parts in which it is not ScaleRL
+    4. the preset of --defaults, or the one that suits --data. --max-length and a GPU change it
+    5. the field in this file or in loss.Recipe
 """
 
 import json
@@ -107,14 +112,6 @@ class Sampling:
         """What a VerifierPool is made of: verifiers, seconds, GiB."""
         return self.verifiers, self.verifier_time_limit, self.verifier_memory
 
-    def gpus_here(self) -> int:
-        """How many GPUs there are to be used."""
-        return torch.cuda.device_count()
-
-    def processes(self) -> int:
-        """How many processes compute at the same time."""
-        return 1
-
 
 @dataclass(frozen=True)
 class Settings(Sampling):
@@ -209,13 +206,6 @@ class Settings(Sampling):
         """Groups in a batch, with the recipe's factor."""
         return round(self.prompts_per_step * self.recipe.batch_factor)
 
-    def processes(self) -> int:
-        """Generators and trainers. With PPO-off-policy-k and PipelineRL-0 they take turns."""
-        generators, trainers = map(len, devices_here(self))
-        kind, k = loss.parse_asynchrony(self.recipe.asynchrony)
-        take_turns = kind == "ppo" or k == 0
-        return max(generators, trainers) if take_turns else generators + trainers
-
 
 @dataclass(frozen=True)
 class GenerateCommand(Sampling):
@@ -254,7 +244,7 @@ PRESETS = {
 }
 PRESETS["short"] |= {"asynchrony": "pipeline-2", "length_control": "penalty"}  # of the recipe
 
-# On a GPU these are None if no flag gives them, and it is tried what fits (machinery/trainer.py).
+# On a GPU a preset has none of these, and a run tries what fits (machinery/trainer.py).
 BY_MEMORY = ("slots", "gradient_checkpointing", "tokens_per_micro_batch")
 
 # A resumed run may change these: devices, how often it writes, and --least-prompts, if it has run
@@ -266,11 +256,9 @@ MAY_CHANGE = set(
     rollouts_kept least_prompts stop_when_gain_below""".split()
 )
 
-# generate.py takes these from the run that made its model, if no flag says otherwise.
-OF_ITS_RUN = (
-    "data defaults prompt_budget thinking_budget answer_budget max_length end_of_thinking"
-    " interruption_phrase thinking instruction system slots verifiers"
-).split()
+# generate.py takes these from the run that made its model.
+OF_ITS_RUN = """data defaults prompt_budget thinking_budget answer_budget max_length length_control
+    end_of_thinking interruption_phrase thinking instruction system slots verifiers""".split()
 
 
 def usual_slots(settings: Sampling) -> int:
@@ -289,35 +277,40 @@ def devices_here(settings: Settings) -> tuple[list[tuple[str, ...]], list[str]]:
     several, generators have the first and trainers the last; one in five trains by default, as in
     the paper.
     """
-    gpus, gpus_each = settings.gpus_here(), settings.tensor_parallel
+    gpus, gpus_each = torch.cuda.device_count(), settings.tensor_parallel
     if settings.one_process:
         gpus = min(gpus, 1)
     generators, trainers = settings.generators, settings.trainers
-    if gpus == 0:
-        if gpus_each > 1:
-            raise ValueError(f"--tensor-parallel {gpus_each} wants as many GPUs, and there is none")
+    if gpus == 0 and gpus_each == 1:
         return [("cpu",)] * (generators or 1), ["cpu"] * (trainers or 1)
-    if gpus == 1 and generators <= 1 and trainers <= 1 and gpus_each == 1:
+    if gpus == 1 and max(generators, trainers, gpus_each) == 1:
         return [("cuda:0",)], ["cuda:0"]
     trainers = trainers or max(1, min(gpus // 5, gpus - generators * gpus_each))
     generators = generators or max(1, (gpus - trainers) // gpus_each)
     wanted = generators * gpus_each + trainers
-    if wanted > gpus:
-        raise ValueError(
-            f"--generators {generators} with --tensor-parallel {gpus_each} and --trainers"
-            f" {trainers} want {wanted} GPUs; there are {gpus} (CUDA_VISIBLE_DEVICES)"
-        )
+    refuse(
+        wanted > gpus,
+        f"--generators {generators} with --tensor-parallel {gpus_each} and --trainers {trainers}"
+        f" want {wanted} GPUs; there are {gpus} (CUDA_VISIBLE_DEVICES)",
+    )
     names = [f"cuda:{i}" for i in range(gpus)]
     firsts = range(0, generators * gpus_each, gpus_each)
     return [tuple(names[i : i + gpus_each]) for i in firsts], names[-trainers:]
 
 
 def cpu_threads(settings: Sampling) -> int:
-    """CPU threads of a process: --threads, or the cores divided by those that compute at once."""
+    """CPU threads of a process: --threads, or the cores divided by the processes that compute at
+    once. With PPO-off-policy-k and PipelineRL-0 generators and trainers take turns."""
+    computing = [1]
+    if isinstance(settings, Settings):
+        computing = [*map(len, devices_here(settings))]
+        kind, k = loss.parse_asynchrony(settings.recipe.asynchrony)
+        if kind == "ppo" or k == 0:
+            computing = [max(computing)]
     cores = os.cpu_count()
     if hasattr(os, "sched_getaffinity"):  # Linux: the cores that this process may use
         cores = len(os.sched_getaffinity(0))
-    return settings.threads or max(1, cores // settings.processes())
+    return settings.threads or max(1, cores // sum(computing))
 
 
 def trunk_dtype(settings: Sampling, device: str) -> torch.dtype:
@@ -334,87 +327,66 @@ def parse(arguments: list[str], kind: type = Settings, description: str | None =
     """The settings, of type `kind`, that the flags say. `--help` prints the help and exits.
     ValueError, in one sentence, for flags and values that are impossible."""
     settings = read_flags(kind, arguments, starting_values, description)
-    if isinstance(settings, Settings):
-        if settings.resume:
-            stored = read_settings(settings.resume)
-            refuse_changes(stored, settings)
-            if settings.learning_rate is None:
-                settings = replace(settings, learning_rate=stored.learning_rate)
-        elif settings.from_step is not None:
-            raise ValueError(
-                "--from-step names a checkpoint of the run that --resume names; there is no"
-                " --resume"
-            )
+    if kind is Settings and settings.resume:
+        stored = read_settings(settings.resume)
+        refuse_changes(stored, settings)
+        rate = settings.learning_rate or stored.learning_rate
+        settings = replace(settings, learning_rate=rate)
     refuse_impossible(settings)
     return settings
 
 
-def starting_values(chosen: Sampling) -> Sampling:
-    """The values of all flags that are not given. They follow from --resume, --recipe, --leave-out,
-    --data, --defaults and, for generate.py, --model. ValueError if these do not go together."""
+def starting_values(chosen: Sampling) -> dict:
+    """The values that settings have without their flags, by name: numbers 2 to 4 of the list above.
+    Those of the recipe are among them. chosen: what the flags say, with the defaults of the
+    fields. ValueError for --defaults that a run overrides."""
     is_run = isinstance(chosen, Settings)
-    if is_run and chosen.resume:
-        return read_settings(chosen.resume)
-    made_by = None if is_run else run_of(chosen.model)
-    if made_by:
-        stored = read_settings(made_by)
-        if chosen.defaults not in ("auto", stored.defaults):
-            raise ValueError(
-                f"--defaults {chosen.defaults} does nothing here: data, budgets and the like are"
-                f" those of the run that made the model, {made_by}, unless their flags are given"
-            )
-        values = {name: getattr(stored, name) for name in OF_ITS_RUN}
-        values["length_control"] = stored.recipe.length_control
-        return type(chosen)(**values, model=chosen.model)
+    run = chosen.resume if is_run else run_of(chosen.model)
+    if run:
+        stored = with_recipe(read_settings(run))
+        if is_run:
+            return stored
+        refuse(
+            chosen.defaults not in ("auto", stored["defaults"]),
+            f"--defaults {chosen.defaults} does nothing here: data, budgets and the like are those"
+            f" of the run that made the model, {run}, unless their flags are given",
+        )
+        return {name: stored[name] for name in OF_ITS_RUN}
 
     defaults = chosen.defaults
     if defaults == "auto":
         tasks = {parse_spec(argument).task for argument in chosen.data}
         defaults = "toy" if tasks == {"arithmetic"} else "short" if tasks == {"gym"} else "paper"
-    preset = dict(PRESETS[defaults])
+    values = PRESETS[defaults] | {"defaults": defaults}  # config.json says which it was
     if chosen.max_length:  # nothing is interrupted, and the last quarter costs reward
         answer = chosen.max_length // 4
         thinking = chosen.max_length - answer
-        preset["answer_budget"], preset["thinking_budget"] = answer, (thinking, thinking)
-        preset["length_control"] = "penalty"
-    values = {name: value for name, value in preset.items() if name in vars(chosen)}
-    values["defaults"] = defaults  # never auto: config.json says which it was
+        values["answer_budget"], values["thinking_budget"] = answer, (thinking, thinking)
+        values["length_control"] = "penalty"
     if is_run:
-        if chosen.gpus_here():
+        if torch.cuda.device_count():
             values |= dict.fromkeys(BY_MEMORY)
-        values["recipe"] = starting_recipe(chosen.recipe, preset)
-    return type(chosen)(**values)
+        recipe = loss.RECIPES[chosen.recipe.recipe]
+        if chosen.recipe.leave_out:
+            recipe = loss.leave_one_out(chosen.recipe.leave_out)
+        parts = vars(recipe).items()
+        values |= {name: value for name, value in parts if value != getattr(Recipe, name)}
+    return values
+
+
+def with_recipe(settings: Settings) -> dict:
+    """All values by name, those of the recipe among them."""
+    return vars(settings) | vars(settings.recipe)
 
 
 def run_of(model: str) -> Path | None:
     """The folder of the run that made a model, which is RUN/model or RUN/checkpoints/STEP/model.
     None: no run has made it."""
-    path = Path(model)
-    if not path.exists():  # as `model_path` looks for it; else it is a name on the hub
-        path = ROOT / model
-    for folder in path.absolute().parents[:3] if path.exists() else ():
-        if (folder / "log.jsonl").exists():
-            return folder
+    folder = model_folder(model)
+    for above in folder.absolute().parents[:3] if folder else ():
+        if (above / "log.jsonl").exists():
+            return above
     return None
-
-
-def starting_recipe(chosen: Recipe, preset: dict) -> Recipe:
-    """The recipe that is named or of which an axis is left out. A preset changes those of its parts
-    that are as in ScaleRL."""
-    if chosen.leave_out and chosen.recipe != "scalerl":
-        raise ValueError(
-            f"--leave-out takes an axis out of scalerl; it cannot go with --recipe {chosen.recipe}"
-        )
-    recipe = loss.RECIPES[chosen.recipe]
-    if chosen.leave_out:
-        recipe = loss.leave_one_out(chosen.leave_out)
-    usual = vars(Recipe())
-    changed = {
-        name: value
-        for name, value in preset.items()
-        if name in usual and getattr(recipe, name) == usual[name]
-    }
-    return replace(recipe, **changed)
 
 
 def read_settings(folder: Path) -> Settings:
@@ -428,33 +400,31 @@ def read_settings(folder: Path) -> Settings:
             for name, value in stored.items()
         }
         return Settings(recipe=recipe, **values)
-    except OSError as error:
-        raise ValueError(
-            f"{folder}: the folder holds no run ({error.strerror}: {error.filename})"
-        ) from None
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(
-            f"{folder}: its config.json is not one of this program ({error})"
-        ) from None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{folder}: the folder holds no run of this program ({error})") from None
 
 
 # --- model and data -------------------------------------------------------------------------------
 
 
+def model_folder(name: str) -> Path | None:
+    """The folder that --model NAME names, seen from the working directory or from the scripts; None
+    if there is none."""
+    return next((path for path in (Path(name), ROOT / name) if path.is_dir()), None)
+
+
 def model_path(name: str) -> str:
-    """Where --model NAME is: a folder, seen from the working directory or from the scripts, or else
-    a name on the hub. ValueError for a folder that holds no model, or no tokenizer."""
-    folder = Path(name)
-    if not folder.exists() and (ROOT / name).is_dir():
-        folder = ROOT / name
-    first = Path(*folder.parts[:1])
-    is_path = name.startswith((".", "/")) or len(folder.parts) > 2 or first.is_dir()
-    if is_path and not folder.exists():
-        raise ValueError(f"--model {name}: there is no such folder")
-    if folder.is_dir() and not (folder / "tokenizer_config.json").exists():
-        of_a_run = folder / "model"
-        hint = f"; did you mean {of_a_run}?" if of_a_run.is_dir() else ""
-        raise ValueError(f"--model {name}: the folder holds no model with a tokenizer{hint}")
+    """Where --model NAME is: its folder, or else a name on the hub. ValueError for a folder that
+    holds no model, or no tokenizer."""
+    folder = model_folder(name)
+    if folder is None:
+        parts = Path(name).parts
+        if name.startswith((".", "/")) or len(parts) != 2 or Path(parts[0]).is_dir():
+            raise ValueError(f"--model {name}: there is no such folder")
+        return name
+    if not (folder / "tokenizer_config.json").exists():
+        advice = "that of a run is runs/NAME/model"
+        raise ValueError(f"--model {name}: the folder holds no model with a tokenizer; {advice}")
     return str(folder)
 
 
@@ -472,58 +442,102 @@ def read_sources(settings: Settings) -> list[Source]:
 def refuse_few_problems(settings: Settings, sources: list[Source]) -> None:
     """ValueError if there are too few problems for a step, or for --least-prompts."""
     smallest = min(len(source.train) for source in sources)
-    if settings.recipe.least_prompts >= smallest:
-        raise ValueError(
-            f"--least-prompts is {settings.recipe.least_prompts}, and a source has {smallest} to"
-            " train on: with so many no solved prompt would ever be left out"
-        )
+    refuse(
+        settings.recipe.least_prompts >= smallest,
+        f"--least-prompts is {settings.recipe.least_prompts}, and a source has {smallest} to train"
+        " on: with so many no solved prompt would ever be left out",
+    )
     prompts = sum(len(source.train) for source in sources)
-    if settings.groups_per_step > prompts:
-        most = int(prompts / settings.recipe.batch_factor)
-        raise ValueError(
-            f"a step takes {settings.groups_per_step} prompts, but there are {prompts} to train"
-            f" on: --prompts-per-step {most} would take no more"
-        )
+    refuse(
+        settings.groups_per_step > prompts,
+        f"a step takes {settings.groups_per_step} prompts, but there are {prompts} to train on:"
+        f" --prompts-per-step {int(prompts / settings.recipe.batch_factor)} would take no more",
+    )
 
 
 # --- what is refused ------------------------------------------------------------------------------
 
 
+def refuse(broken: bool, sentence: str) -> None:
+    """ValueError with this sentence if a rule is broken."""
+    if broken:
+        raise ValueError(sentence)
+
+
 def refuse_impossible(settings: Sampling) -> None:
     """ValueError, naming the flag, for values that are impossible and for values that nothing would
     read."""
-    is_run = isinstance(settings, Settings)
-    for part in (settings, settings.recipe) if is_run else (settings,):
-        refuse_small_numbers(part)
+    refuse_small_numbers(settings)
     low, high = settings.thinking_budget
-    if not 0 <= low <= high:
-        raise ValueError(
-            "--thinking-budget is a range LOW HIGH with 0 <= LOW <= HIGH, not"
-            f" {settings.thinking_budget}"
-        )
-    if settings.max_length and high + settings.answer_budget != settings.max_length:
-        raise ValueError(
-            "--max-length sets both budgets: it goes with neither --thinking-budget nor"
-            " --answer-budget"
-        )
-    if (settings.generator_memory or 0) > 1:
-        raise ValueError(
-            f"--generator-memory is a share, at most 1, not {settings.generator_memory}"
-        )
-    if is_run:
+    refuse(
+        not 0 <= low <= high,
+        f"--thinking-budget is a range LOW HIGH with 0 <= LOW <= HIGH, not {low} {high}",
+    )
+    refuse(
+        settings.max_length not in (None, high + settings.answer_budget),
+        "--max-length sets both budgets: it goes with neither --thinking-budget nor"
+        " --answer-budget",
+    )
+    refuse(
+        (settings.generator_memory or 0) > 1,
+        f"--generator-memory is a share, at most 1, not {settings.generator_memory}",
+    )
+    if isinstance(settings, Settings):
         refuse_impossible_recipe(settings.recipe)
-        if not all(0 <= beta < 1 for beta in settings.adam_betas):
-            raise ValueError(
-                f"--adam-betas are {settings.adam_betas}; each must be at least 0 and below 1"
-            )
-        if not settings.groups_per_step:
-            raise ValueError(
-                f"--batch-factor {settings.recipe.batch_factor} of --prompts-per-step"
-                f" {settings.prompts_per_step} leaves no prompt for a step"
-            )
-        if settings.one_process:
-            refuse_processes(settings)
-        devices_here(settings)
+        refuse_impossible_run(settings)
+
+
+def refuse_impossible_run(settings: Settings) -> None:
+    """As `refuse_impossible`, of what only train.py has."""
+    refuse(
+        settings.from_step is not None and settings.resume is None,
+        "--from-step names a checkpoint of the run that --resume names; there is no --resume",
+    )
+    refuse(
+        not all(0 <= beta < 1 for beta in settings.adam_betas),
+        f"--adam-betas are {settings.adam_betas}; each must be at least 0 and below 1",
+    )
+    refuse(
+        settings.groups_per_step == 0,
+        f"--batch-factor {settings.recipe.batch_factor} of --prompts-per-step"
+        f" {settings.prompts_per_step} leaves no prompt for a step",
+    )
+    for name in ("generators", "trainers", "tensor_parallel") if settings.one_process else ():
+        number = getattr(settings, name)
+        refuse(
+            number > 1, f"--one-process has one of each, on one device; {flag(name)} is {number}"
+        )
+    refuse(
+        settings.one_process and settings.engine == "vllm",
+        "--one-process samples with --engine torch: vLLM makes a group of processes, which would"
+        " become the trainer's",
+    )
+    devices_here(settings)
+
+
+def refuse_impossible_recipe(recipe: Recipe) -> None:
+    """As `refuse_impossible`, of what only a recipe has."""
+    refuse_small_numbers(recipe)
+    loss.parse_asynchrony(recipe.asynchrony)
+    refuse(
+        recipe.leave_out is not None and recipe.recipe != "scalerl",
+        f"--leave-out takes an axis out of scalerl; it cannot go with --recipe {recipe.recipe}",
+    )
+    reads = loss.LOSSES[recipe.loss].constants
+    for name in ("eps_max", "eps_low", "eps_high"):
+        refuse(
+            name not in reads and getattr(recipe, name) != getattr(Recipe, name),
+            f"{flag(name)} does nothing with --loss {recipe.loss}, which reads"
+            f" {' and '.join(map(flag, reads)) or 'no clip'}",
+        )
+    refuse(
+        recipe.least_prompts > 0 and not recipe.no_positive_resampling,
+        "--least-prompts does nothing with --no-no-positive-resampling: no prompt is retired",
+    )
+    refuse(
+        (recipe.eps_low or 0) >= 1,
+        f"--eps-low is {recipe.eps_low}; it must be at least 0 and below 1",
+    )
 
 
 def refuse_small_numbers(part: Sampling | Recipe) -> None:
@@ -539,43 +553,9 @@ def refuse_small_numbers(part: Sampling | Recipe) -> None:
                 raise ValueError(f"{flag(field.name)} is {value}; it must be {wanted}")
 
 
-def refuse_impossible_recipe(recipe: Recipe) -> None:
-    """ValueError for parts of a recipe that are impossible, or that the others make useless."""
-    loss.parse_asynchrony(recipe.asynchrony)
-    reads = loss.LOSSES[recipe.loss].constants
-    for name in ("eps_max", "eps_low", "eps_high"):
-        if name not in reads and getattr(recipe, name) != getattr(Recipe, name):
-            read = " and ".join(map(flag, reads)) or "neither it nor any other clip"
-            raise ValueError(
-                f"{flag(name)} does nothing with --loss {recipe.loss}, which reads {read}"
-            )
-    if recipe.least_prompts and not recipe.no_positive_resampling:
-        raise ValueError(
-            "--least-prompts does nothing with --no-no-positive-resampling: no prompt is retired"
-        )
-    if not 0 <= (recipe.eps_low or 0) < 1:
-        raise ValueError(f"--eps-low is {recipe.eps_low}; it must be at least 0 and below 1")
-
-
-def refuse_processes(settings: Settings) -> None:
-    """ValueError for what does not go with --one-process."""
-    for name in ("generators", "trainers", "tensor_parallel"):
-        if getattr(settings, name) > 1:
-            raise ValueError(
-                f"--one-process has one generator and one trainer, on one device; {flag(name)} is"
-                f" {getattr(settings, name)}"
-            )
-    if settings.engine == "vllm":
-        raise ValueError(
-            "--one-process samples with --engine torch: vLLM makes a group of processes, which"
-            " would become the trainer's"
-        )
-
-
 def refuse_changes(before: Settings, now: Settings) -> None:
     """ValueError, naming the flags, if a resumed run would not be the same run."""
-    old = {**vars(before), **vars(before.recipe)}
-    new = {**vars(now), **vars(now.recipe)}
+    old, new = with_recipe(before), with_recipe(now)
     if now.learning_rate is None:  # it follows from the model's size, and the run has found it
         new["learning_rate"] = old["learning_rate"]
     changed = [
@@ -583,9 +563,9 @@ def refuse_changes(before: Settings, now: Settings) -> None:
         for name in old
         if old[name] != new[name] and name not in MAY_CHANGE
     ]
-    if changed:
-        can = ", ".join(map(flag, sorted(MAY_CHANGE - {"resume", "from_step"})))
-        raise ValueError(
-            f"--resume goes on with the same run. These cannot change: {', '.join(changed)}; those"
-            f" that can: {can}"
-        )
+    can = ", ".join(map(flag, sorted(MAY_CHANGE - {"resume", "from_step"})))
+    refuse(
+        bool(changed),
+        f"--resume goes on with the same run. These cannot change: {', '.join(changed)}; those that"
+        f" can: {can}",
+    )

@@ -8,7 +8,7 @@ import inspect
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Literal, get_args, get_origin
@@ -27,22 +27,21 @@ def option(default=dataclasses.MISSING, help: str = "", **others):
 def read_flags(
     kind: type,
     arguments: list[str],
-    default=None,
+    starting_values: Callable | None = None,
     description: str | None = None,
     others: bool = False,
 ):
     """An instance of the dataclass `kind` with the values that the flags give. If a field is a
     dataclass itself, its fields are flags too. A field without a default takes the arguments that
-    are no flags, wherever they stand. The help shows a field's metadata: `help`, and its values
-    under other names than "default".
+    are no flags, wherever they stand.
 
-    default: a function that makes an instance with the values of all other fields, from the
-    instance with the values of the flags and the defaults of the fields. With `others`, returns a
-    pair: the instance, and the arguments that `kind` has no flag for. ValueError, in one sentence
-    with the valid values or the nearest flag, if there is no such flag or value. `--help` prints
-    the help, with the defaults that follow from the other flags, and exits.
+    starting_values: a function that returns values of other fields, by name, for the instance with
+    the values of the flags and the defaults of the fields. With `others`, returns a pair: the
+    instance, and the arguments that `kind` has no flag for. ValueError, in one sentence with the
+    valid values or the nearest flag, if there is no such flag or value. `--help` prints the help,
+    with the defaults that follow from the other flags, and exits.
     """
-    parser = _parser(kind, description)
+    parser = _parser(kind, description, {})
     texts = [text for text in arguments if text not in HELP]
     namespace, unknown = parser.parse_known_intermixed_args(texts)
     if unknown and not others:
@@ -51,13 +50,11 @@ def read_flags(
         hint = f"did you mean {near[0]}?" if near else "--help lists all"
         _raise(f"there is no flag for {unknown[0]}; {hint}")
     given = vars(namespace)
-    # The help shows the defaults that follow from the other flags.
-    if default:
-        default = default(_filled(kind, given))
+    values = starting_values(_filled(kind, given)) if starting_values else {}
     if len(texts) < len(arguments):
-        _parser(kind, description, default).print_help()
+        _parser(kind, description, values).print_help()
         sys.exit(0)
-    options = _filled(kind, given, default)
+    options = _filled(kind, values | given)
     return (options, unknown) if others else options
 
 
@@ -69,22 +66,23 @@ def flag(field: str) -> str:
 # --- How it is done -------------------------------------------------------------------------------
 
 
-def _filled(kind: type, given: dict, default=None):
-    """An instance with the given values; the other fields have the values of `default`."""
-    values = {}
+def _filled(kind: type, values: dict):
+    """An instance with these values, by the names of the fields; the other fields have their
+    defaults."""
+    filled = {}
     for field in dataclasses.fields(kind):
-        value = getattr(default, field.name, field.default)
         if dataclasses.is_dataclass(field.type):
-            value = _filled(field.type, given, value)  # there may be a flag of the same name in it
+            value = _filled(field.type, values)
         else:
-            value = given.get(field.name, value)
+            value = values.get(field.name, field.default)
         if value is dataclasses.MISSING:
             raise ValueError(f"{field.name.upper()} is missing; --help lists all")
-        values[field.name] = tuple(value) if isinstance(value, list) else value
-    return kind(**values)
+        filled[field.name] = tuple(value) if isinstance(value, list) else value
+    return kind(**filled)
 
 
-def _parser(kind: type, description: str | None, default=None) -> argparse.ArgumentParser:
+def _parser(kind: type, description: str | None, values: dict) -> argparse.ArgumentParser:
+    """values: the defaults that the help shows; of the other fields it shows those of the field."""
     parser = argparse.ArgumentParser(
         description=description or inspect.getdoc(kind),
         allow_abbrev=False,
@@ -92,7 +90,7 @@ def _parser(kind: type, description: str | None, default=None) -> argparse.Argum
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.error = _raise
-    _add_fields(parser, kind, default)
+    _add_fields(parser, kind, values)
     module = sys.modules["__main__"].__spec__  # of python -m; a script has none
     parser.usage = f"{'python -m ' + module.name if module else parser.prog} [FLAG ...]"
     return parser
@@ -102,19 +100,18 @@ def _raise(message: str):
     raise ValueError(message.removeprefix("argument "))
 
 
-def _add_fields(parser: argparse.ArgumentParser, kind: type, default) -> None:
-    """Add the fields of a dataclass, under its name. default: as in `read_flags`, or None."""
+def _add_fields(parser: argparse.ArgumentParser, kind: type, values: dict) -> None:
+    """Add the fields of a dataclass, under its name."""
     group = parser.add_argument_group(kind.__name__)
     for field in dataclasses.fields(kind):
-        value = getattr(default, field.name, field.default)
         if dataclasses.is_dataclass(field.type):
-            _add_fields(parser, field.type, value)
+            _add_fields(parser, field.type, values)
             continue
-        others = {name: field.metadata[name] for name in field.metadata if name != "least"}
-        help = others.pop("help", "").replace("%", "%%")
-        members = [*others.pop("names")()] if "names" in others else _members(field.type)
+        metadata, value = field.metadata, values.get(field.name, field.default)
+        members = [*metadata["names"]()] if "names" in metadata else _members(field.type)
+        several = get_origin(field.type) is tuple
+        help = metadata.get("help", "").replace("%", "%%")
         if value is dataclasses.MISSING:  # the field takes the arguments that are no flags
-            several = ... in members
             parser.add_argument(
                 field.name,
                 metavar=field.name.upper().rstrip("S"),
@@ -126,37 +123,34 @@ def _add_fields(parser: argparse.ArgumentParser, kind: type, default) -> None:
             continue
 
         # The help ends with the default.
-        for name, other in others.items():
-            help += f"; {name}: {_in_words(other)}"
+        for name, other in metadata.items():
+            if name not in ("help", "names", "least"):
+                help += f"; {name}: {_in_words(other)}"
         if value not in (None, ()):
             help += f" (default: {_in_words(value)})"
         if field.type is bool:
             group.add_argument(flag(field.name), action=argparse.BooleanOptionalAction, help=help)
             continue
 
-        # How many values the flag takes.
+        # How many values the flag takes, and what each can be.
         number = None
-        const = None
-        if get_origin(field.type) is tuple:
+        if several:
             number = "+" if ... in members else len(get_args(field.type))
         elif bool in members:  # --fp32-logits, --no-fp32-logits or --fp32-logits split
             number = "?"
-            const = True
             off = flag(f"no_{field.name}")
             group.add_argument(off, dest=field.name, action="store_false", help="off")
-        # What a value can be.
         words = [member for member in members if isinstance(member, str)]
         if type(None) in members and field.default is not None:
             words.append("None")
         types = [member for member in members if member in TYPE_NAMES]
-        metavar = "|".join([*words, *map(TYPE_NAMES.get, types)])
         group.add_argument(
             flag(field.name),
-            metavar=metavar,
+            metavar="|".join([*words, *map(TYPE_NAMES.get, types)]),
             help=help,
             type=partial(_read, words=words, types=types),
             nargs=number,
-            const=const,
+            const=number == "?" or None,
         )
 
 

@@ -25,12 +25,15 @@ def judge_all(
     """The verdict on each rollout, in order; a truncated one is wrong. ValueError if no other one
     got a verdict."""
     verdicts = [Verdict(False)] * len(rollouts)
-    to_judge = [i for i, rollout in enumerate(rollouts) if not rollout.truncated]
-    judged = pool.judge([(i, problems[rollouts[i].request.group], texts[i]) for i in to_judge])
-    bar = {"total": len(to_judge), "desc": "judging", "unit": "completion"}
-    for i, verdict in tqdm(judged, **bar, leave=False, disable=None):
+    to_judge = [
+        (i, problems[rollout.request.group], text)
+        for i, (rollout, text) in enumerate(zip(rollouts, texts))
+        if not rollout.truncated
+    ]
+    judged = tqdm(pool.judge(to_judge), "judging", len(to_judge), leave=False, disable=None)
+    for i, verdict in judged:
         verdicts[i] = verdict
-    failure = no_verdict_at_all([verdicts[i] for i in to_judge])
+    failure = no_verdict_at_all([verdicts[i] for i, *_ in to_judge])
     if failure:
         raise ValueError(failure)
     return verdicts
@@ -41,21 +44,18 @@ def evaluation_figures(
 ) -> dict[str, float | str]:
     """What --evaluate prints and logs; each problem has `samples` completions. pass_rate is
     mean@samples. Beside it the mean score, if a task gives scores between 0 and 1."""
-    correct_PN = np.array([float(verdict.correct) for verdict in verdicts]).reshape(-1, samples)
-    measured = {}
-    for k in (1, 4, 16, 64, 256, samples):
-        if k <= samples:
-            name = "pass_rate" if k == 1 else f"pass@{k}"
-            measured[name] = pass_at_k(correct_PN, k)
+    scores_PN = np.array([float(verdict.score) for verdict in verdicts]).reshape(-1, samples)
+    measured = {"pass_rate": pass_at_k(scores_PN == 1, 1)}
+    for k in (4, 16, 64, 256, samples):
+        if 1 < k <= samples:
+            measured[f"pass@{k}"] = pass_at_k(scores_PN == 1, k)
     if graded(verdicts):
-        scores_PN = np.array([verdict.score for verdict in verdicts]).reshape(-1, samples)
         measured["score_mean"] = pass_at_k(scores_PN, 1)
 
-    figures = {"num_examples": len(rollouts), "problems": len(correct_PN)}
-    for name, (value, low, high) in measured.items():
-        figures[name] = round(value, 4)
-        figures[f"{name}_low"] = round(low, 4)
-        figures[f"{name}_high"] = round(high, 4)
+    figures = {"num_examples": len(rollouts), "problems": len(scores_PN)}
+    for name, values in measured.items():
+        names = name, f"{name}_low", f"{name}_high"
+        figures |= zip(names, (round(value, 4) for value in values))
     return figures | completion_columns([*zip(rollouts, verdicts)])
 
 
@@ -84,8 +84,8 @@ def pass_at_k(scores_PN: np.ndarray, k: int) -> tuple[float, float, float]:
     verdict. For each problem, the mean of the best score over all choices of k completions: with c
     correct ones the unbiased estimate 1 - C(N - c, k) / C(N, k) (Chen et al. 2021, arXiv
     2107.03374). pass@1 is mean@N. The interval is over problems, as if they were drawn at random.
-    It is Wilson's, for as many yes-or-no trials as would scatter as much as the problems do. It
-    stays within [0, 1].
+    It is Wilson's (1927), for as many yes-or-no trials as would scatter as much as the problems do.
+    It stays within [0, 1].
     """
     problems, samples = scores_PN.shape
     choices = math.comb(samples, k)
@@ -97,16 +97,9 @@ def pass_at_k(scores_PN: np.ndarray, k: int) -> tuple[float, float, float]:
     with_two_P = np.append(value_P, [0.0, 1.0])
     middle = with_two_P.mean()
     trials = float(problems * middle * (1 - middle) / with_two_P.var(ddof=1))
-    low, high = wilson(mean, trials)
-    return mean, low, high
-
-
-def wilson(mean: float, trials: float) -> tuple[float, float]:
-    """Wilson's 95 % interval of a rate that was measured in so many trials (Wilson 1927)."""
-    scale = 1 + Z**2 / trials
-    middle = (mean + Z**2 / (2 * trials)) / scale
-    half = Z * math.sqrt(mean * (1 - mean) / trials + Z**2 / (4 * trials**2)) / scale
-    return max(0.0, middle - half), min(1.0, middle + half)
+    half = Z * math.sqrt(trials * mean * (1 - mean) + Z**2 / 4)
+    low, high = ((trials * mean + Z**2 / 2 + side) / (trials + Z**2) for side in (-half, half))
+    return mean, max(0.0, low), min(1.0, high)
 
 
 def report_evaluation(
@@ -118,8 +111,8 @@ def report_evaluation(
     labels = {"pass_rate": f"mean@{samples}", "score_mean": "score"}
     for name in figures:
         if f"{name}_low" in figures:
-            label = labels.get(name, name)
             low, high = figures[f"{name}_low"], figures[f"{name}_high"]
+            label = labels.get(name, name)
             print(f"  {label:9} {figures[name]:.3f}   95 % [{low:.3f}, {high:.3f}]")
     print(
         f"  length    {figures['completion_length']:.1f} sampled tokens;"

@@ -2,6 +2,7 @@
 and verifiers."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 import train
 from core.feed import Feed, Prompts, Workers
 from core.model import load_model, load_tokenizer
-from core.rollouts import Group, Request, Rollout, SharedParameters
+from core.rollouts import Group, Rollout, SharedParameters, given_rollout
 from core.settings import Settings, parse
 from data import Problem
 from data.load import Source, fingerprint, load_data
@@ -37,32 +38,21 @@ def run_train(arguments: list[str]) -> int:
 
 def settings(steps: int = 1, **changes) -> Settings:
     """Of a run of so many steps, on one thread of the CPU."""
-    # As run.open_run does.
-    changes.setdefault("share_prompts", not changes.get("gradient_checkpointing"))
-    given = {
-        "steps": FIRST + steps,
-        "validation_every": 10**6,
-        "checkpoint_every": 10**6,
-        "threads": 1,
-        **changes,
-    }
-    return Settings(prompts_per_step=3, completions_per_prompt=4, **given)
+    given = {"steps": FIRST + steps, "validation_every": 10**6, "checkpoint_every": 10**6}
+    given["share_prompts"] = not changes.get("gradient_checkpointing")  # as run.open_run does
+    given |= {"threads": 1, "prompts_per_step": 3, "completions_per_prompt": 4}
+    return Settings(**given | changes)
 
 
 def rollout(group, index, prompt, tokens, sampled=None, truncated=False, version=FIRST):
-    tokens = np.array(tokens, np.int32)
-    sampled = np.ones(len(tokens), bool) if sampled is None else np.array(sampled)
-    noise = np.random.default_rng((group, index)).random(len(tokens)).astype(np.float32)
-    logprobs = np.where(sampled, -noise - 0.1, 0.0).astype(np.float32)
-    versions = np.full(len(tokens), version, np.int32)
-    return Rollout(
-        Request(group, index, prompt, 9, (0,)),
-        tokens,
-        sampled,
-        logprobs,
-        versions,
-        False,
-        truncated,
+    made = given_rollout(prompt, tokens, None if sampled is None else [*sampled])
+    noise = np.random.default_rng((group, index)).random(len(tokens))
+    return replace(
+        made,
+        request=replace(made.request, group=group, index=index, thinking_budget=9),
+        logprobs=np.where(made.sampled, -noise.astype(np.float32) - 0.1, 0.0).astype(np.float32),
+        versions=made.versions + np.int32(version),
+        truncated=truncated,
     )
 
 
@@ -80,19 +70,13 @@ def batch_of_groups(seed=0, vocabulary=18) -> list[Group]:
     rng = np.random.default_rng(seed)
     groups = []
     for number in range(3):
-        prompt, rollouts, correct = (
-            rng.integers(vocabulary, size=rng.integers(2, 7)).tolist(),
-            [],
-            [],
-        )
+        prompt = rng.integers(vocabulary, size=rng.integers(2, 7)).tolist()
+        rollouts, correct = [], []
         for index in range(4):
             tokens = rng.integers(vocabulary, size=rng.integers(3, 15))
-            sampled = np.ones(len(tokens), bool)
-            if index == 1:
-                sampled[1:3] = False
-            rollouts.append(
-                rollout(number, index, prompt, tokens, sampled, truncated=(number, index) == (0, 3))
-            )
+            sampled = [index != 1 or place not in (1, 2) for place in range(len(tokens))]
+            truncated = (number, index) == (0, 3)
+            rollouts.append(rollout(number, index, prompt, tokens, sampled, truncated))
             correct.append(bool(rng.random() < 0.5) if index else number > 0)
         correct[2] = not correct[0]
         groups.append(make_group(number, rollouts, correct))
@@ -102,18 +86,11 @@ def batch_of_groups(seed=0, vocabulary=18) -> list[Group]:
 class GivenGroups(Feed):
     """A feed whose batches a test has made."""
 
-    def __init__(
-        self,
-        chosen: Settings,
-        batches: list[list[Group]],
-        parameters: SharedParameters,
-        folder: str,
-    ):
+    def __init__(self, chosen: Settings, batches: list, parameters: SharedParameters, folder: str):
         problem = Problem("1+1=", "2", "data.tasks.arithmetic")
-        prompts = Prompts(
-            [Source("given", 1.0, [problem] * 100, [problem])], load_tokenizer(folder), None
-        )
+        source = Source("given", 1.0, [problem] * 100, [problem])
         workers = Workers([SimpleNamespace(devices=("cpu",))], parameters)
+        prompts = Prompts([source], load_tokenizer(folder), None)
         super().__init__(chosen, prompts, workers, lambda: False)
         self.batches = list(batches)
 
@@ -163,9 +140,7 @@ def train_rank(
     return run
 
 
-def train_on(
-    chosen: Settings, name: str, batches: list, folder: Path
-) -> tuple[Run, list[dict[str, Tensor]]]:
+def train_on(chosen: Settings, name: str, batches: list, folder: Path) -> tuple[Run, list[dict]]:
     """The Run of one rank on these batches, and the gradient of each optimizer step by parameter
     name."""
     model, gradients = load_model(name), []
@@ -173,10 +148,8 @@ def train_on(
     def catch(optimizer, *_):
         if optimizer.param_groups[0]["lr"] == 0:
             return  # on a GPU it is tried whether a step fits
-        named = model.named_parameters()
-        gradients.append(
-            {name: gathered(p.grad).cpu().clone() for name, p in named if p.grad is not None}
-        )
+        named = [(name, p.grad) for name, p in model.named_parameters() if p.grad is not None]
+        gradients.append({name: gathered(gradient).cpu().clone() for name, gradient in named})
 
     handle = register_optimizer_step_pre_hook(catch)
     try:
@@ -193,10 +166,6 @@ def lines(folder: Path, kind: str) -> list[dict]:
 def stored(folder: Path) -> dict[str, Tensor]:
     """All parameters and moments in the newest checkpoint of a run, by name."""
     newest = checkpoints(folder)[-1]
-    model, moments = (
-        load_model(str(newest / "model")),
-        newest / "optimizer.safetensors",
-    )
-    return {name: parameter.detach() for name, parameter in model.named_parameters()} | load_file(
-        moments
-    )
+    parameters = load_model(str(newest / "model")).named_parameters()
+    moments = load_file(newest / "optimizer.safetensors")
+    return {name: parameter.detach() for name, parameter in parameters} | moments

@@ -24,23 +24,22 @@ def tensor(*rows):
 # --- recipes --------------------------------------------------------------------------------------
 
 AXES = get_args(loss.Axis)
-TABLE = {
-    "scalerl": ("pipeline-8", "cispo", "prompt", "batch", True, True, True, "interruption"),
-    "base": ("ppo-8", "dapo", "sample", "prompt", False, False, False, "interruption"),
-    "grpo": ("ppo-8", "grpo", "sample", "prompt", False, False, False, "interruption"),
-    "dapo": ("ppo-8", "dapo", "prompt", "prompt", False, True, False, "interruption"),
-    "magistral": ("pipeline-8", "dapo", "prompt", "batch", False, True, False, "interruption"),
-    "minimax": ("ppo-8", "cispo", "prompt", "prompt", True, True, False, "interruption"),
-}
+TABLE = """\
+scalerl pipeline-8 cispo prompt batch True True True interruption 48
+base ppo-8 dapo sample prompt False False False interruption 48
+grpo ppo-8 grpo sample prompt False False False interruption 48
+dapo ppo-8 dapo prompt prompt False True False interruption 80
+magistral pipeline-8 dapo prompt batch False True False interruption 80
+minimax ppo-8 cispo prompt prompt True True False interruption 80"""
 
 
 def test_recipes_are_the_table_of_the_study():
-    assert [*RECIPES] == [*TABLE]
-    for name, recipe in RECIPES.items():
-        assert recipe.recipe == name
-        assert tuple(getattr(recipe, axis) for axis in AXES) == TABLE[name]
-    prompts = [round(48 * recipe.batch_factor) for recipe in RECIPES.values()]
-    assert prompts == 3 * [48] + 3 * [80]
+    rows = [
+        [name, *(getattr(recipe, axis) for axis in AXES), round(48 * recipe.batch_factor)]
+        for name, recipe in RECIPES.items()
+    ]
+    assert [" ".join(map(str, row)) for row in rows] == TABLE.split("\n")
+    assert [recipe.recipe for recipe in RECIPES.values()] == [*RECIPES]
 
 
 def test_leave_one_out_changes_one_axis_to_its_base_value():
@@ -60,68 +59,62 @@ def test_a_clip_of_the_recipe_comes_before_that_of_the_loss():
 
 
 def test_asynchrony_names():
-    assert loss.parse_asynchrony("pipeline-8") == ("pipeline", 8)
-    assert loss.parse_asynchrony("ppo-1") == ("ppo", 1)
+    for name, kind, k, off_policy in (("pipeline-8", "pipeline", 8, 8), ("ppo-8", "ppo", 8, 7)):
+        assert loss.parse_asynchrony(name) == (kind, k)
+        assert loss.most_off_policy(name) == off_policy
     for wrong in ("pipeline", "pipeline--1", "ppo-0", "sync-1"):
         with pytest.raises(ValueError, match="pipeline-K"):
             loss.parse_asynchrony(wrong)
-    assert loss.most_off_policy("pipeline-8") == 8
-    assert loss.most_off_policy("ppo-8") == 7
+    assert [v for v in range(9) if loss.publishes("ppo-4", v)] == [0, 4, 8]
+    assert all(loss.publishes("pipeline-8", v) for v in range(9))
 
 
 def test_pitfall_15_work_in_flight_is_not_bounded_to_nothing_at_k_0():
-    assert loss.groups_ahead("pipeline-0", 10, 5) == 10
-    assert loss.groups_ahead("pipeline-8", 10, 5) == 90
-    assert loss.groups_ahead("ppo-8", 10, 16) == 80
-    # A run that goes on after 3 of the 8 steps.
-    assert loss.groups_ahead("ppo-8", 10, 19) == 50
-
-
-def test_a_batch_is_the_oldest_finished_groups_and_waits_for_one_that_would_get_older_than_k():
-    for done, unfinished, version, asynchrony, prompts, expected in (
-        ([3, 1, 2], [], 3, "pipeline-8", 2, [1, 2]),
-        ([3], [3, 3], 3, "pipeline-8", 2, None),  # not enough finished
-        # At version 4 with k = 1 the unfinished group of version 3 must be in this batch.
-        ([4, 4], [3], 4, "pipeline-1", 2, None),
-        ([4, 4], [4], 4, "pipeline-1", 2, [0, 1]),
-        # One of two unfinished groups would be late two steps on.
-        ([5], [4, 4], 5, "pipeline-2", 1, None),
-        ([5], [4, 4], 5, "pipeline-3", 1, [0]),
-        # PPO-off-policy waits for all that was handed out, and never asks for freshness.
-        ([0, 0, 0], [0], 0, "ppo-2", 2, None),
-        ([0, 0], [], 1, "ppo-2", 2, [0, 1]),
+    """The last is a run that goes on after 3 of the 8 steps."""
+    for asynchrony, version, ahead in (
+        ("pipeline-0", 5, 10),
+        ("pipeline-8", 5, 90),
+        ("ppo-8", 16, 80),
+        ("ppo-8", 19, 50),
     ):
-        found = loss.choose_batch(done, unfinished, version, asynchrony, prompts)
-        assert found == expected
+        assert loss.groups_ahead(asynchrony, 10, version) == ahead
 
 
-def test_ppo_publishes_each_kth_version_and_a_pipeline_every_one():
-    published = lambda asynchrony: [v for v in range(9) if loss.publishes(asynchrony, v)]
-    assert published("ppo-4") == [0, 4, 8]
-    assert published("pipeline-8") == [*range(9)]
+# The versions of finished and of unfinished groups; the version to be trained; prompts in a batch.
+BATCHES = """
+3 1 2 | | 3 pipeline-8 2 | 1 2
+3 | 3 3 | 3 pipeline-8 2 | not enough are finished
+4 4 | 3 | 4 pipeline-1 2 | the unfinished group of version 3 must be in this batch
+4 4 | 4 | 4 pipeline-1 2 | 0 1
+5 | 4 4 | 5 pipeline-2 1 | one of two unfinished groups would be late two steps on
+5 | 4 4 | 5 pipeline-3 1 | 0
+0 0 0 | 0 | 0 ppo-2 2 | PPO-off-policy waits for all that was handed out
+0 0 | | 1 ppo-2 2 | 0 1
+""".strip().split("\n")
+
+
+@pytest.mark.parametrize("row", BATCHES)
+def test_a_batch_is_the_oldest_finished_groups_and_waits_for_one_that_would_get_older_than_k(row):
+    done, unfinished, batch, expected = (part.split() for part in row.split("|"))
+    version, asynchrony, prompts = batch
+    versions = [*map(int, done)], [*map(int, unfinished)]
+    found = loss.choose_batch(*versions, int(version), asynchrony, int(prompts))
+    waits = not expected[0].isdecimal()
+    assert found == (None if waits else [*map(int, expected)])
 
 
 # --- length control -------------------------------------------------------------------------------
 
 
 def test_interruption_comes_when_open_thinking_reaches_its_budget():
-    """The answer has a budget of 3. Pitfall 8: thinking that was closed late keeps the whole of
-    it."""
-    sampled = tensor(9, 10, 10, 12, 13, 0)
-    closed_at = tensor(-1, -1, 10, 10, 10, -1)
-    budgets = tensor(10, 10, 10, 10, 10, 0)
-    found = loss.interrupt_or_truncate("interruption", sampled, closed_at, budgets, 3)
-    interrupted, truncated = (each.nonzero().flatten().tolist() for each in found)
-    assert interrupted == [1, 5]
-    assert truncated == [4]
-
-
-def test_with_the_penalty_nothing_is_interrupted_and_the_budgets_are_one():
-    sampled = tensor(0, 10, 12, 13)
-    closed_at = tensor(-1, -1, -1, 2)
-    interrupt, truncate = loss.interrupt_or_truncate("penalty", sampled, closed_at, 10, 3)
-    assert not interrupt.any()
-    assert truncate.tolist() == [False, False, False, True]
+    """The answer has a budget of 3. Pitfall 8: thinking that was closed late keeps the whole of it.
+    With the penalty nothing is interrupted and the budgets are one."""
+    sampled = tensor(9, 10, 10, 12, 13, 14, 13, 0)
+    closed_at = tensor(-1, -1, 10, 10, 10, 12, -1, -1)
+    budgets = tensor(10, 10, 10, 10, 10, 10, 10, 0)
+    for control, *expected in (("interruption", [1, 6, 7], [4]), ("penalty", [], [4, 5, 6])):
+        found = loss.interrupt_or_truncate(control, sampled, closed_at, budgets, 3)
+        assert [each.nonzero().flatten().tolist() for each in found] == expected
 
 
 def test_the_length_penalty_is_on_correct_completions_only():
@@ -197,9 +190,8 @@ def test_pitfall_3_fp32_logits_are_computed_in_fp32_whole_or_split(dtype):
 
 def test_pitfall_3_no_copy_of_the_head_goes_stale():
     hidden, head = torch.ones(2, 3), torch.ones(4, 3)
-    for size in (1, 2):
-        head.fill_(size)
-        assert (loss.head_logits(hidden, head, True) == 3 * size).all()
+    first = loss.head_logits(hidden, head, True)
+    assert torch.equal(loss.head_logits(hidden, head.mul_(2), True), 2 * first)
 
 
 # --- which samples count, advantages --------------------------------------------------------------
@@ -208,24 +200,6 @@ def test_pitfall_3_no_copy_of_the_head_goes_stale():
 def test_no_positive_resampling_retires_at_nine_tenths():
     assert not loss.retires(0.0) and not loss.retires(14 / 16)
     assert loss.retires(0.9) and loss.retires(15 / 16)
-
-
-def test_only_the_effective_batch_counts():
-    """Truncated completions are no members of their group. Groups without variance, if they are not
-    filtered, stay in the denominators."""
-    rewards = tensor([1.0, -1.0, -1.0], [1.0, -1.0, 1.0])
-    usable = tensor([True, True, False], [True, False, True])
-    lengths = tensor([3, 5, 100], [1, 100, 1])
-    filtered = loss.counted_samples(rewards, usable, True)
-    assert filtered.tolist() == [[True, True, False], [False, False, False]]
-    counted = loss.counted_samples(rewards, usable, False)
-    assert torch.equal(counted, usable)
-    advantages = loss.advantages(rewards, usable, counted, "batch", eps=0.0)
-    expected = tensor([1.0, -1.0, 0.0], [0.0, 0.0, 0.0]) / math.sqrt(2 / 4)
-    torch.testing.assert_close(advantages, expected)
-    weights = loss.token_weights(lengths, counted, "prompt")
-    expected = tensor([1 / 16, 1 / 16, 0.0], [1 / 4, 0.0, 1 / 4])
-    torch.testing.assert_close(weights, expected)
 
 
 @pytest.mark.parametrize("norm", ["prompt", "batch"])
@@ -289,9 +263,9 @@ def mean(values):
     return sum(values) / max(1, len(values))
 
 
-def std(values):
-    """Of values whose mean is 0."""
-    return math.sqrt(mean(value**2 for value in values))
+def std(members):
+    """Of the advantages, whose mean is 0."""
+    return math.sqrt(mean(completion.advantage**2 for completion in members))
 
 
 def give_advantages(recipe, groups):
@@ -300,17 +274,16 @@ def give_advantages(recipe, groups):
     for group in groups:
         members = [completion for completion in group if completion.usable]
         rewards = [completion.reward for completion in members]
-        if not members or (recipe.zero_variance_filter and len({*rewards}) == 1):
-            continue
         for completion in members:
             completion.advantage = completion.reward - mean(rewards)
-        counted.append(members)
+        if len({*rewards}) > 1 or (members and not recipe.zero_variance_filter):
+            counted.append(members)
 
-    std_of_batch = std(completion.advantage for completion in sum(counted, []))
+    std_of_batch = std(sum(counted, []))
     for members in counted:
         divisors = {
             "none": 1.0,
-            "prompt": std(completion.advantage for completion in members) + 1e-6,
+            "prompt": std(members) + 1e-6,
             "batch": std_of_batch + 1e-6,
             "mean": mean(completion.reward for completion in members) + 1 + 1e-6,
         }
@@ -326,9 +299,8 @@ def give_terms(recipe, completion, step):
     masked = recipe.mask_sequences and A < 0 and math.log(s) < -0.5
     completion.terms, completion.clipped = [], []
     for a, b, d in completion.tokens:
-        sg = math.exp(a - b)
-        a += step * d
-        term, is_clipped = EQUATIONS[recipe.loss](a, math.exp(a - b), sg, s, A)
+        moved = a + step * d
+        term, is_clipped = EQUATIONS[recipe.loss](moved, math.exp(moved - b), math.exp(a - b), s, A)
         completion.terms.append(0.0 if masked else term)
         completion.clipped.append(is_clipped)
 
@@ -339,12 +311,11 @@ def reference_loss(recipe, groups, step=0.0):
     counted = give_advantages(recipe, groups)
     for completion in sum(groups, []):
         give_terms(recipe, completion, step)
-    of_completions = [mean(completion.terms) for completion in sum(counted, [])]
-    of_groups = [sum([completion.terms for completion in members], []) for members in counted]
+    of_groups = [[completion.terms for completion in members] for members in counted]
     means = {
-        "sample": mean(of_completions),
-        "prompt": mean(mean(terms) for terms in of_groups),
-        "token": mean(sum(of_groups, [])),
+        "sample": mean(map(mean, sum(of_groups, []))),
+        "prompt": mean(mean(sum(terms, [])) for terms in of_groups),
+        "token": mean(sum(sum(of_groups, []), [])),
     }
     return -means[recipe.aggregation]
 
@@ -380,44 +351,38 @@ def random_batch(share):
     return logprobs.requires_grad_(), generator, sampled, scores, usable
 
 
-def completions_of(scores, usable, *of_tokens):
+def groups_of(scores, usable, *of_tokens):
     """As the reference takes them."""
     columns = (2 * scores - 1).flatten(), usable.flatten(), *of_tokens
     completions = []
     for reward, used, sampled, *tokens in zip(*(column.tolist() for column in columns)):
-        tokens = itertools.compress(zip(*tokens), sampled)
-        completion = SimpleNamespace(reward=reward, usable=used, tokens=[*tokens], advantage=0.0)
-        completions.append(completion)
-    return completions
+        tokens = [*itertools.compress(zip(*tokens), sampled)]
+        made = SimpleNamespace(reward=reward, usable=used, tokens=tokens, advantage=0.0)
+        completions.append(made)
+    return [completions[first : first + G] for first in range(0, B, G)]
 
 
 @every_loss
 def test_pitfalls_5_6_8_the_loss_is_that_of_single_tokens_however_the_batch_is_cut(name):
-    """For each aggregation and norm, and its gradient is that of finite differences. Pitfall 5:
-    micro-batches add up, whatever the cut. Pitfall 6: means are over what survives the filter.
-    Pitfall 8: forced tokens have no weight, no ratio and no gradient."""
+    """For each aggregation and norm, and its gradient is that of finite differences. Only the
+    effective batch counts. Pitfall 5: micro-batches add up, whatever the cut. Pitfall 6: means are
+    over what survives the filter. Pitfall 8: forced tokens have no weight, no ratio and no
+    gradient."""
     torch.manual_seed(1)
     rng = random.Random(1)
     for aggregation, norm in itertools.product(loss.AGGREGATIONS, loss.NORMS):
-        recipe = Recipe(
-            loss=name,
-            aggregation=aggregation,
-            advantage_norm=norm,
-            mask_sequences=rng.random() < 0.5,
-            zero_variance_filter=rng.random() < 0.5,
-        )
+        masked, filtered = rng.random() < 0.5, rng.random() < 0.5
+        how = {"mask_sequences": masked, "zero_variance_filter": filtered}
+        recipe = Recipe(loss=name, aggregation=aggregation, advantage_norm=norm, **how)
         logprobs, generator, sampled, scores, usable = random_batch(rng.choice([0.0, 0.7, 0.9]))
-        lengths = sampled.sum(1).view(P, G)
-        worth = loss.worth(recipe, scores, lengths, usable, 4, 2)
+        worth = loss.worth(recipe, scores, sampled.sum(1).view(P, G), usable, 4, 2)
         direction = torch.randn_like(logprobs)
-        completions = completions_of(scores, usable, sampled, logprobs, generator, direction)
-        groups = [completions[first : first + G] for first in range(0, B, G)]
+        groups = groups_of(scores, usable, sampled, logprobs, generator, direction)
         above, below = (reference_loss(recipe, groups, step) for step in (1e-6, -1e-6))
-        expected = reference_loss(recipe, groups)
-        slope = (above - below) / 2e-6
+        expected, slope = reference_loss(recipe, groups), (above - below) / 2e-6
 
         advantages, weights = worth.advantages_PG.flatten(), worth.weights_PG.flatten()
-        expected_advantages = [completion.advantage for completion in completions]
+        expected_advantages = [completion.advantage for completion in sum(groups, [])]
         assert advantages.tolist() == pytest.approx(expected_advantages, rel=1e-9)
         given = logprobs, generator, sampled, advantages, weights
         for cut in ([B], [1] * B, [5, 2, 9]):
@@ -429,7 +394,7 @@ def test_pitfalls_5_6_8_the_loss_is_that_of_single_tokens_however_the_batch_is_c
 
         _, sums = loss.policy_loss(recipe, *given)
         sums = {key: total.item() for key, total in sums.items()}
-        assert sums == pytest.approx(reference_sums(completions))
+        assert sums == pytest.approx(reference_sums(sum(groups, [])))
 
 
 def test_pitfall_2_the_cap_of_cispo_is_on_the_ratio_to_what_the_generator_has_recorded():

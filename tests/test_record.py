@@ -481,7 +481,7 @@ def test_what_a_resumed_run_cannot_change_is_refused_by_name(tmp_path, monkeypat
     config = folder / "config.json"
     for text in ('{"recipe": {}, "versions": {}, "checksum": 1}', "1", "{"):
         config.write_text(text)
-        with pytest.raises(ValueError, match="its config.json is not one of this program"):
+        with pytest.raises(ValueError, match="holds no run of this program"):
             parse(resume)
 
 
