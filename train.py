@@ -42,7 +42,7 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 from core.screen import say
-from core.settings import Settings, devices_here, model_path, parse, read_sources
+from core.settings import Settings, devices_here, parse, read_sources
 from curve.flags import errors_as_sentences, run_command
 from machinery.folder import use_temporary_folder
 
@@ -53,7 +53,6 @@ if __name__ == "__main__":
         command = parse(sys.argv[1:], Settings, description=__doc__)
         use_temporary_folder()
         say("reading the data, the libraries and the model")
-        model_path(command.model)
         sources = read_sources(command)
     if not command.one_process and "cpu" in devices_here(command)[1]:
         # A process imports what generators need, while this one still imports its own. Generators

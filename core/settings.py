@@ -382,10 +382,10 @@ def with_recipe(settings: Settings) -> dict:
 def run_of(model: str) -> Path | None:
     """The folder of the run that made a model, which is RUN/model or RUN/checkpoints/STEP/model.
     None: no run has made it."""
-    folder = model_folder(model)
-    for above in folder.absolute().parents[:3] if folder else ():
-        if (above / "log.jsonl").exists():
-            return above
+    path = Path(model_path(model))
+    for folder in path.absolute().parents[:3] if path.is_dir() else ():
+        if (folder / "log.jsonl").exists():
+            return folder
     return None
 
 
@@ -407,25 +407,10 @@ def read_settings(folder: Path) -> Settings:
 # --- model and data -------------------------------------------------------------------------------
 
 
-def model_folder(name: str) -> Path | None:
-    """The folder that --model NAME names, seen from the working directory or from the scripts; None
-    if there is none."""
-    return next((path for path in (Path(name), ROOT / name) if path.is_dir()), None)
-
-
 def model_path(name: str) -> str:
-    """Where --model NAME is: its folder, or else a name on the hub. ValueError for a folder that
-    holds no model, or no tokenizer."""
-    folder = model_folder(name)
-    if folder is None:
-        parts = Path(name).parts
-        if name.startswith((".", "/")) or len(parts) != 2 or Path(parts[0]).is_dir():
-            raise ValueError(f"--model {name}: there is no such folder")
-        return name
-    if not (folder / "tokenizer_config.json").exists():
-        advice = "that of a run is runs/NAME/model"
-        raise ValueError(f"--model {name}: the folder holds no model with a tokenizer; {advice}")
-    return str(folder)
+    """Where --model NAME is: a folder, seen from the working directory or from the scripts, or else
+    a name on the hub."""
+    return str(next((path for path in (Path(name), ROOT / name) if path.is_dir()), name))
 
 
 def read_sources(settings: Settings) -> list[Source]:

@@ -110,7 +110,7 @@ def test_what_cannot_be_is_one_sentence(folder, tmp_path, monkeypatch):
         ({"data": "a.jsonl"}, "no column solution holds .* are problem, worked: add"),
         ({"data": "numbers.jsonl"}, "line 1: column 'solution' holds no text but 7"),
         ({"out": "a.jsonl"}, "--out a.jsonl: name a folder that is not there yet"),
-        ({"model": "no/such/one"}, "--model no/such/one: there is no such folder"),
+        ({"model": "no/such/one"}, "--model no/such/one: it could not be loaded"),
         ({"model": "", "data": ""}, "--data"),
     ):
         flags = [f"--{name}={value}" for name, value in (usual | changed).items()]
