@@ -16,7 +16,13 @@ from transformers import PreTrainedTokenizerBase
 
 import loss
 from core.engine import Decoding, EngineSettings, make_requests
-from core.generators import Generator, GeneratorFailed, start_generator
+from core.generators import (
+    Generator,
+    GeneratorFailed,
+    GeneratorHere,
+    VerifierHere,
+    start_generator,
+)
 from core.model import completion_texts, render
 from core.rollouts import Group, Rollout, SharedParameters
 from core.screen import say, warn
@@ -88,16 +94,6 @@ class Prompts:
     decoding: Decoding
 
 
-@dataclass(frozen=True)
-class Workers:
-    """Who samples and judges for the feed."""
-
-    engines: list[EngineSettings]  # of each generator
-    parameters: SharedParameters  # that the generators sample with
-    start_generator: Callable = start_generator  # of a number, its engine, and the parameters
-    start_verifiers: Callable = VerifierPool  # of their number, and the limits of a completion
-
-
 class Feed:
     """Prompts out, whole judged groups in: `batch` has those to train on at a step, `validate`
     those of the held-out problems. Both return None if the run was asked to stop, or if it cannot
@@ -108,15 +104,15 @@ class Feed:
         self,
         settings: Settings,
         prompts: Prompts,
-        workers: Workers,
+        engines: list[EngineSettings],
+        parameters: SharedParameters,
         stop_asked: Callable[[], bool],
         state: dict | None = None,
     ):
-        """stop_asked: says whether the user wants the run to end. state: of a checkpoint to go on
-        from."""
-        self.settings, self.prompts, self.workers = settings, prompts, workers
-        self.engines, self.parameters = workers.engines, workers.parameters
-        self.stop_asked = stop_asked
+        """engines: of each generator. parameters: that the generators sample with. stop_asked: says
+        whether the user wants the run to end. state: of a checkpoint to go on from."""
+        self.settings, self.prompts, self.engines = settings, prompts, engines
+        self.parameters, self.stop_asked = parameters, stop_asked
         self.data = [fingerprint(source) for source in prompts.sources]
         number = len(self.data)
         state = state or {"orders": [None] * number, "handed_out": [0] * number, "to_repeat": []}
@@ -155,12 +151,14 @@ class Feed:
 
     def start(self) -> None:
         """Start generators and verifiers, and wait until all generators are ready."""
-        self.verifiers = self.workers.start_verifiers(*self.settings.verifier_limits)
+        start_verifiers = VerifierHere if self.settings.one_process else VerifierPool
+        self.verifiers = start_verifiers(*self.settings.verifier_limits)
         self.generators = [self._start(number) for number in range(len(self.engines))]
         self._take_in(wait=False)
 
     def _start(self, number: int) -> Generator:
-        return self.workers.start_generator(number, self.engines[number], self.parameters)
+        start = GeneratorHere if self.settings.one_process else start_generator
+        return start(number, self.engines[number], self.parameters)
 
     def close(self) -> None:
         """End all generators and verifiers; kill generators that do not end within 5 seconds."""

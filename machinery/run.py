@@ -17,8 +17,8 @@ from transformers import PreTrainedModel
 
 import loss
 from core.engine import engine_settings
-from core.feed import Feed, Prompts, Workers
-from core.generators import GeneratorFailed, GeneratorHere, VerifierHere
+from core.feed import Feed, Prompts
+from core.generators import GeneratorFailed
 from core.model import (
     first_learning_rate,
     load_model,
@@ -114,10 +114,7 @@ def open_run(asked: Settings, sources: list[Source] | None = None) -> "Run":
     refuse_small_shared_memory(4 * model.num_parameters())
     parameters = SharedParameters(model, len(trainers))
     stop = Stop()
-    workers = Workers(engines, parameters)
-    if settings.one_process:
-        workers = Workers(engines, parameters, GeneratorHere, VerifierHere)
-    feed = Feed(settings, prompts, workers, stop.asked, state)
+    feed = Feed(settings, prompts, engines, parameters, stop.asked, state)
     if state is not None and state["data"] != feed.data:
         raise ValueError(
             f"--resume {folder}: the problems of --data {' '.join(asked.data)} are not those that"

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import train
-from core.feed import Feed, Prompts, Workers
+from core.feed import Feed, Prompts
 from core.model import load_model, load_tokenizer
 from core.rollouts import Group, Rollout, SharedParameters, given_rollout
 from core.settings import Settings, parse
@@ -89,9 +89,9 @@ class GivenGroups(Feed):
     def __init__(self, chosen: Settings, batches: list, parameters: SharedParameters, folder: str):
         problem = Problem("1+1=", "2", "data.tasks.arithmetic")
         source = Source("given", 1.0, [problem] * 100, [problem])
-        workers = Workers([SimpleNamespace(devices=("cpu",))], parameters)
+        engines = [SimpleNamespace(devices=("cpu",))]
         prompts = Prompts([source], load_tokenizer(folder), None)
-        super().__init__(chosen, prompts, workers, lambda: False)
+        super().__init__(chosen, prompts, engines, parameters, lambda: False)
         self.batches = list(batches)
 
     def state(self) -> dict:

@@ -120,8 +120,7 @@ def test_interruption_comes_when_open_thinking_reaches_its_budget():
 def test_the_length_penalty_is_on_correct_completions_only():
     scores = tensor([1.0, 1.0, 1.0, 1.0, 0.0, 0.75, 0.25])
     lengths = tensor([100, 110, 120, 600, 120, 120, 100])
-    recipe = Recipe(length_control="penalty")
-    worth = loss.worth(recipe, scores, lengths, lengths > 0, thinking_budget=100, answer_budget=20)
+    worth = loss.worth(Recipe(length_control="penalty"), scores, lengths, lengths > 0, 100, 20)
     assert worth.rewards_PG.tolist() == [[1.0, 0.5, 0.0, 0.0, -1.0, -0.25, -0.5]]
 
 
@@ -151,18 +150,14 @@ def test_pitfall_4_logprobs_and_gradients_of_chunks_are_those_of_a_plain_softmax
         rows.append(len(hidden))
         return head_logits(hidden, *others)
 
-    def gradients(logprobs):
-        return torch.autograd.grad(logprobs.square().sum(), (hidden, head))
-
     monkeypatch.setattr(loss, "head_logits", counted)
     found, entropies = loss.sampled_logprobs(hidden, head, targets, True, chunk)
-    assert sum(rows) == 37
-    assert not entropies.requires_grad
+    assert sum(rows) == 37 and not entropies.requires_grad
     plain = torch.distributions.Categorical(logits=hidden @ head.T)
     expected = plain.log_prob(targets)
-    torch.testing.assert_close(found, expected)
-    torch.testing.assert_close(entropies, plain.entropy().detach())
-    torch.testing.assert_close(gradients(found), gradients(expected))
+    torch.testing.assert_close((found, entropies), (expected, plain.entropy().detach()))
+    sums = [logprobs.square().sum() for logprobs in (found, expected)]
+    torch.testing.assert_close(*(torch.autograd.grad(each, (hidden, head)) for each in sums))
     assert max(rows) <= (chunk or 37) and sum(rows) == 2 * 37
 
 
@@ -198,8 +193,12 @@ def test_pitfall_3_no_copy_of_the_head_goes_stale():
 
 
 def test_no_positive_resampling_retires_at_nine_tenths():
-    assert not loss.retires(0.0) and not loss.retires(14 / 16)
-    assert loss.retires(0.9) and loss.retires(15 / 16)
+    assert [loss.retires(rate) for rate in (0.0, 14 / 16, 0.9, 15 / 16)] == [
+        False,
+        False,
+        True,
+        True,
+    ]
 
 
 @pytest.mark.parametrize("norm", ["prompt", "batch"])
