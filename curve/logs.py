@@ -47,15 +47,15 @@ COMPUTE = """
 """.split()
 # The words in the name of a pass rate, the best first. With any other word it is another quantity,
 # such as failure_rate or token_accuracy.
-MEASURES = (
-    "passrate",
-    "pass@1 pass1 mean@ avg@",
-    "acc accuracy correct correctness success successrate solved solverate match",
-    "aime aime24 aime25 amc gpqa gsm8k math math500 minerva olympiad",
-    "score scores",
-    "reward rewards",
-)
-RANK = {word: rank for rank, words in enumerate(MEASURES) for word in words.split()}
+MEASURES = """
+    passrate
+    pass@1 pass1 mean@ avg@
+    acc accuracy correct correctness success successrate solved solverate match
+    aime aime24 aime25 amc gpqa gsm8k math math500 minerva olympiad
+    score scores
+    reward rewards
+"""
+RANK = {word: i for i, words in enumerate(MEASURES.splitlines()) for word in words.split()}
 UNSCALED = set("score scores reward rewards".split())  # a right answer may pay any number of these
 VALIDATION = set("val valid validation eval evaluation test dev heldout".split())
 TRAINING = set("train training rollout rollouts critic actor env".split()) | UNSCALED
@@ -107,7 +107,7 @@ def read_log(path: str | Path, **choices) -> list[Series]:
         choices["y"] = column
     reading = Reading(**choices)
     path = Path(path)
-    log = log_in(path)
+    log = log_in(path) if path.is_dir() else path
     if not log:
         raise ValueError(f"{path}: no log of a known name in this folder: name the file of the log")
     name = path.absolute().name.removesuffix(".jsonl")
@@ -122,12 +122,10 @@ def read_log(path: str | Path, **choices) -> list[Series]:
         raise ValueError(f"{log}: {error}") from None
 
 
-def log_in(path: Path) -> Path | None:
-    """A log itself; of a folder, the last file of the first of LOG_NAMES that is there."""
-    if not path.is_dir():
-        return path
+def log_in(folder: Path) -> Path | None:
+    """The last file of the first of LOG_NAMES that is in a folder."""
     for name in LOG_NAMES:
-        for log in sorted(path.glob(name), key=natural_order, reverse=True):
+        for log in sorted(folder.glob(name), key=natural_order, reverse=True):
             return log
 
 
@@ -289,13 +287,20 @@ def pass_rate_rank(name: str, kind: str) -> tuple[int, ...]:
     if name.startswith("pass_rate/"):  # of one source of our problems
         words = {"passrate"}
     if name.lower() in ("y", "value"):  # as TensorBoard's CSV has it
-        return (1, len(RANK))
+        return 1, len(RANK)
     ranks = sorted({RANK[word] for word in words & RANK.keys()})
     if not ranks or words - KNOWN:
         return ()
     said = words | words_of(kind)
     place = 0 if said & VALIDATION else 1 + bool(said & TRAINING)
-    return (place, *ranks)
+    return place, *ranks
+
+
+def computes(columns) -> list[str]:
+    """The columns of compute, the best name first."""
+    return [
+        name for known in COMPUTE for name in columns if name.rpartition("/")[2].lower() == known
+    ]
 
 
 def pass_rates(rows: list[dict], reading: Reading, kind: str) -> list[str]:
@@ -322,7 +327,11 @@ def pass_rates(rows: list[dict], reading: Reading, kind: str) -> list[str]:
         likely = ["pass_rate"]
     if not best:
         most = 100 if reading.percent else 1
-        likely = [name for name in ranks if max(columns[name], default=101) <= most]
+        likely = [
+            name
+            for name in ranks
+            if max(columns[name], default=101) <= most and name not in computes(columns)
+        ]
     if likely and (reading.y or best and len(likely) == 1):
         return likely
     why = "these fit equally" if best else "no column in [0, 1] is named like a pass rate"
@@ -333,8 +342,7 @@ def best_compute(rows: list[dict]) -> str:
     """The column of compute: of those with the most values, the best name that increases, or else
     the best name. ValueError if there is none."""
     columns = columns_of(rows)
-    lasts = {name: name.rpartition("/")[2].lower() for name in columns}
-    known = [name for compute in COMPUTE for name in lasts if lasts[name] == compute]
+    known = computes(columns)
     if not known:
         raise ValueError(
             "no column is named like compute (steps, tokens, FLOPs): name it with --x of "
@@ -408,7 +416,7 @@ def points_of_one_curve(
         elif is_group or each_rises and not rises(compute):
             raise ValueError(f"several curves under each other, {told}")
     steps = np.diff(compute)
-    if np.sum(steps == 0) > 1 + len(rows) // 10:
+    if np.sum(steps == 0) > max(1, len(rows) // 10):
         raise ValueError(
             f"several rows have one {x}: choose with --where COLUMN=VALUE, or average them with "
             "--mean"

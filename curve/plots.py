@@ -48,6 +48,7 @@ def plot_variants(
         axes = figure.subplots()
         if len(runs) == 1:
             _draw_run(axes, *runs[0], predict)
+            _add_legend(axes, ncols=2)
         else:
             _draw_variants(axes, variants, comparisons)
         _label_axes(axes, runs)
@@ -90,7 +91,6 @@ def _draw_run(axes, series: Series, fit: Fit, predict: Sequence[float]) -> None:
         axes.axhline(low, color="C3", lw=1, ls="--", label=f"A not identified: above {low:.3f}")
     text = f"R0 {fit.R0:.3f}: before training"
     axes.axhline(fit.R0, color="0.45", lw=1, ls=":", label=text)
-    _add_legend(axes, ncols=2)
 
 
 def _draw_variants(axes, variants: dict[str, list[FittedRun]], comparisons) -> None:

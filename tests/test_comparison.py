@@ -6,9 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from curves import fit_of, fits_of, run_of
-from matplotlib.figure import Figure
 
-from curve import comparison, plots
+from curve import comparison
 from curve.comparison import asymptote_of, compare, efficiency_between, fit_together
 from curve.fit import fit_sigmoid, sigmoid
 from curve.logs import Series
@@ -62,39 +61,32 @@ def test_runs_that_show_no_ceiling_are_compared_in_efficiency_alone():
         return fits_of(range(8), A=A, C_mid=C_mid, n=21, last=last, B=1.5, R0=0.1, noise=0.02)
 
     slow = fits(100.0)
-    lost = [fit for fit in slow if not fit.identified]
-    assert lost
-    assert all(fit.no_ceiling for fit in lost)
+    assert any(fit.no_ceiling for fit in slow)
     result = compared(slow, fits(60.0))
     assert (result.kind, result.winner, result.A_difference) == ("efficiency", "two", None)
     assert "not all runs of one" in result.sentence
-    ratio, _, _ = result.efficiency["C_mid_ratio"]
-    assert ratio == pytest.approx(100 / 60, rel=0.1)
-
-    capped = compared(slow, fits(100.0, A=0.8))
-    assert capped.sentence.startswith("one raises the ceiling (its A lies at least")
-    early = compared(fits(100.0, last=80.0), slow)
-    assert early.sentence.endswith("does not identify A of one")
+    assert result.efficiency["C_mid_ratio"][0] == pytest.approx(100 / 60, rel=0.1)
+    capped = compared(slow, fits(100.0, A=0.8)).sentence
+    assert capped.startswith("one raises the ceiling (its A lies at least")
+    early = compared(fits(100.0, last=80.0), slow).sentence
+    assert early.endswith("does not identify A of one")
 
 
 def test_runs_that_fell_are_counted_and_left_out_of_a_comparison():
     curve = dict(A=0.8, R0=0.1)
     whole = fits_of(range(2), **curve)
-    assert not any(fit.fell for fit in whole)
     x, y = run_of(**curve, seed=2)
     series = Series("fallen", x, np.where(x > 500, 0.5, y))
     fallen = fit_sigmoid(series.x, series.y)
-    assert fallen.fell
+    assert [fit.fell for fit in (*whole, fallen)] == [False, False, True]
     assert not fallen.collapsed
-
     other = fits_of(range(3, 6), **curve, C_mid=60.0)
     result = compared([*whole, fallen], other)
     assert result.efficiency == compared(whole, other).efficiency
     assert result.verdict == "two is more efficient"
     assert asymptote_of([*whole, fallen]) == f"{asymptote_of(whole)}; 1 of 3 fell"
-    assert asymptote_of([fallen]) == f"{fallen.asymptote}; it fell"
     (row,) = variants_table({"fallen": [(series, fallen)]}, (), 550.0)
-    assert row["A"].endswith("; it fell")
+    assert row["A"] == f"{fallen.asymptote}; it fell"
     assert row["forecast at 550"] == "-"
 
 
@@ -109,12 +101,9 @@ def test_a_height_counts_only_if_the_points_bear_it_out(fall, verdict):
     end = x > 170
     late = sigmoid(x, 0.79, 1, 60, 0.1) + 0.08 * end
     quick = sigmoid(x, 0.8, 2.5, 25, 0.1) - fall * end
-    one = []
-    two = []
-    for seed in range(3):
-        noise = 0.012 * np.sin(i * (2.1 + 0.3 * seed) + seed)
-        one.append(fit_sigmoid(x, late - noise))
-        two.append(fit_sigmoid(x, quick + noise))
+    noise = [0.012 * np.sin(i * (2.1 + 0.3 * seed) + seed) for seed in range(3)]
+    one = [fit_sigmoid(x, late - off) for off in noise]
+    two = [fit_sigmoid(x, quick + off) for off in noise]
     assert compared(one, two).verdict.startswith(verdict)
 
 
@@ -181,42 +170,31 @@ def test_an_asymptote_on_its_bound_is_printed_as_a_bound():
 one_and_three_seeds = pytest.mark.parametrize("seeds", [1, pytest.param(3, marks=pytest.mark.slow)])
 
 
-@one_and_three_seeds
-def test_one_ceiling_is_seldom_taken_for_two(seeds):
-    """40 pairs with one ceiling, of which one is slow and short: at 5 %, more than 6 have a chance
-    below 1 %. The rates of `benchmarks/fit.py` are in docs/measured.md."""
-    random = [np.random.default_rng(0)] * seeds
-    raised = 0
-    for _ in range(40):
-        slow = fits_of(random, C_mid=200.0, n=21, last=500.0)
-        raised += compared(fits_of(random), slow).kind == "ceiling"
-    assert raised <= 6
-
-
-def seeds_of(random, number, noise, A=0.7, C_mid=100.0):
+def seeds_of(random, number, noise=0.005, A=0.7, C_mid=100.0, **curve):
     """Runs of one variant whose seeds scatter as they do in published studies."""
     fits = []
     for _ in range(number):
         seed_A = A + 0.0075 * random.standard_normal()
         seed_C_mid = C_mid * np.exp(0.05 * random.standard_normal())
-        fits.append(fit_of(seed=random, A=seed_A, C_mid=seed_C_mid, noise=noise))
+        fits.append(fit_of(seed=random, A=seed_A, C_mid=seed_C_mid, noise=noise, **curve))
     return fits
 
 
 @one_and_three_seeds
 def test_the_scatter_of_seeds_is_no_difference(seeds):
-    """Of 30 pairs that are alike, half were told apart with one run each. A true difference is
-    still found."""
+    """Of 30 pairs that are alike, half were told apart with one run each; and a slow short run was
+    said to have another ceiling. A true difference is still found. `benchmarks/fit.py` has the
+    rates."""
     random = np.random.default_rng(0)
-    claims = 0
-    found = 0
+    claims = raised = found = 0
     for _ in range(30):
-        first = seeds_of(random, seeds, 0.005)
-        alike = seeds_of(random, seeds, 0.005)
-        quick = seeds_of(random, seeds, 0.005, C_mid=60.0)
-        claims += compared(first, alike).winner is not None
-        found += compared(first, quick).winner == "two"
+        first = seeds_of(random, seeds)
+        claims += compared(first, seeds_of(random, seeds)).winner is not None
+        found += compared(first, seeds_of(random, seeds, C_mid=60.0)).winner == "two"
+        slow = seeds_of(random, seeds, 0.01, C_mid=200.0, n=21, last=500.0)
+        raised += compared(first, slow).kind == "ceiling"
     assert claims <= 3
+    assert raised <= 5
     assert found >= 27
 
 
@@ -257,19 +235,16 @@ def expect_scatter(monkeypatch):
 
 
 def test_the_expected_scatter_decides_as_long_as_seeds_do_not(expect_scatter):
-    random = np.random.default_rng(0)
-    one = [fit_of(seed=random, C_mid=80.0, noise=0.004)]
-    two = [fit_of(seed=random, noise=0.004)]
+    one = [fit_of(C_mid=80.0, noise=0.004)]
+    two = [fit_of(seed=1, noise=0.004)]
     result = compared(one, two)
     assert result.kind == "none"
     assert result.efficiency["C_mid_ratio"][2] > 1
-
     # With a small gain B follows A.
-    small = fits_of([random] * 3, A=0.4, noise=0.002)
+    small = fits_of(range(3), A=0.4, noise=0.002)
     wider = compared(small, small).efficiency["B_ratio"]
     expect_scatter(of_C_mid=0.05)
-    without = compared(small, small).efficiency["B_ratio"]
-    assert np.ptp(wider) > 1.2 * np.ptp(without)
+    assert np.ptp(wider) > 1.2 * np.ptp(compared(small, small).efficiency["B_ratio"])
     expect_scatter(of_C_mid=0.0)
     assert compared(one, two).winner == "one"
 
@@ -303,44 +278,38 @@ def test_an_asymptote_held_above_1_is_held_at_1():
         assert beyond[name] == pytest.approx(at_1[name])
 
 
-def series_and_fit(random, last):
-    x, y = run_of(seed=random, last=last)
-    return Series("", x, y), fit_sigmoid(x, y)
-
-
 def test_seeds_that_do_not_all_identify_A_get_one_A():
     """Three runs to two thirds of their gain: none or one identifies A, and together they do, each
     with its C_mid."""
     random = np.random.default_rng(0)
+
+    def runs(*lasts):
+        return [(None, fit_of(seed=random, last=last)) for last in lasts]
+
     lower = fits_of(range(3), A=0.5)
     errors = []
     widths = []
-    inside = 0
     for _ in range(8):
-        runs = [series_and_fit(random, last) for last in (150.0, 160.0, 250.0)]
-        alone = [fit for _, fit in runs]
-        pooled = [fit for _, fit in fit_together(runs)]
+        alone = runs(150.0, 160.0, 250.0)
+        pooled = [fit for _, fit in fit_together(alone)]
         first = pooled[0]
         if not first.together:
             continue
         low, high = first.interval["A"]
-        inside += low <= 0.7 <= high
         errors.append(abs(first.A - 0.7))
-        widths.append((high - low) / min(np.ptp(fit.interval["A"]) for fit in alone))
+        widths.append((high - low) / min(np.ptp(fit.interval["A"]) for _, fit in alone))
         assert len({fit.A for fit in pooled}) == 1
         assert len({fit.C_mid for fit in pooled}) > 1
-        assert (
-            asymptote_of(pooled) == f"{first.A:.3f} [{low:.3f}, {high:.3f}] of all seeds together"
-        )
-        assert "does not identify A of one" in compared(alone, lower).verdict
+        text = f"{first.A:.3f} [{low:.3f}, {high:.3f}] of all seeds together"
+        assert asymptote_of(pooled) == text
         assert compared(pooled, lower).winner == "one"
-    assert inside >= len(errors) - 1 >= 3
+    assert len(errors) >= 4
     assert np.median(errors) < 0.03
     assert np.median(widths) < 1
     # A quarter of the gain says nothing, however many seeds there are; and all of it needs none.
     for last in (60.0, 600.0):
-        runs = [series_and_fit(random, last) for _ in range(3)]
-        assert fit_together(runs) == runs
+        alone = runs(last, last, last)
+        assert fit_together(alone) is alone
 
 
 # --- what a run shows -----------------------------------------------------------------------------
@@ -368,17 +337,3 @@ def test_few_points_with_much_scatter_do_not_identify_A():
     assert not noisy.identified
     assert "20 points with a scatter of 0.0" in noisy.warnings[0].text
     assert fit_of(n=161, noise=0.06).identified
-
-
-def test_a_collapse_draws_nothing_that_it_does_not_show():
-    x, y = run_of()
-    fallen = Series("run", x, np.where(x > 400, 0.0, y))
-    fit = fit_sigmoid(fallen.x, fallen.y)
-    assert (fit.collapsed, fit.fell, fit.identified) == (True, True, False)
-    axes = Figure().subplots()
-    plots._draw_run(axes, fallen, fit, ())
-    plots._draw_variant(axes, "variant", [(fallen, fit)], "C0")
-    assert not axes.collections
-    labels = " ".join(str(line.get_label()) for line in axes.lines)
-    for word in ("asymptote", "above", "forecast"):
-        assert word not in labels

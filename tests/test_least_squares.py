@@ -35,8 +35,7 @@ def require_estimates_inside(fit, case):
 def test_plain_curves_are_fitted(r0):
     for shape, y in PLAIN.items():
         fit = fit_sigmoid(X, y, r0)
-        residuals = fit.predict(fit.x) - fit.y
-        assert np.abs(residuals).max() < 0.06, shape
+        assert np.abs(fit.predict(fit.x) - fit.y).max() < 0.06, shape
         require_estimates_inside(fit, shape)
 
 
@@ -45,14 +44,11 @@ def test_random_curves_are_fitted():
     each kind."""
     random = np.random.default_rng(0)
     for i in range(180):
-        n = random.integers(6, 50)
         last = 10 ** random.uniform(0, 16)
-        x = np.append(0, np.geomspace(last / 100, last, n))
-        A, R0 = random.uniform(0, 1, 2)
-        B = np.exp(random.uniform(-1, 3))
-        C_mid = last * 10 ** random.uniform(-2.5, 0.5)
-        exact = sigmoid(x, A, B, C_mid, R0)
-        noisy = np.clip(exact + 0.02 * random.standard_normal(n + 1), 0, 1)
+        x = np.append(0, np.geomspace(last / 100, last, random.integers(6, 50)))
+        A, R0, log_B, late = random.uniform([0, 0, -1, -2.5], [1, 1, 3, 0.5])
+        exact = sigmoid(x, A, np.exp(log_B), last * 10**late, R0)
+        noisy = np.clip(exact + 0.02 * random.standard_normal(len(x)), 0, 1)
         y = (exact, np.round(exact, 2), noisy)[i % 3]
         if np.ptp(y[1:]) > 0:
             require_estimates_inside(fit_sigmoid(x, y), i)
@@ -61,15 +57,12 @@ def test_random_curves_are_fitted():
 def test_a_first_point_off_the_curve_does_not_give_R0():
     """R0 was reported as .4156, with an interval that began above it."""
     x = np.append(0, np.geomspace(1, 600, 40))
-    noise = 0.005 * np.random.default_rng(0).standard_normal(41)
-    y = sigmoid(x, 0.8, 1.8, 100, 0.5) + noise
+    y = sigmoid(x, 0.8, 1.8, 100, 0.5) + 0.005 * np.random.default_rng(0).standard_normal(41)
     assert fit_sigmoid(x, y).R0 == y[0]  # as the paper has it
-
     y[0] = 0.4156
     fit = fit_sigmoid(x, y)
     assert fit.R0 == pytest.approx(0.5, abs=0.01)
     assert fit.interval["R0"][0] > 0.4156
     assert not fit.warnings
     series = Series("run", x, y)
-    text = describe(series, fit, report(series, fit))
-    assert "fitted: the first point, 0.416" in text
+    assert "fitted: the first point, 0.416" in describe(series, fit, report(series, fit))
