@@ -357,20 +357,20 @@ class Feed:
         texts = completion_texts(self.prompts.tokenizer, self.prompts.decoding, rollouts)
         for rollout, text in zip(rollouts, texts):
             request = rollout.request
-            group = self._groups(request.validation)[request.group]
+            groups = self.validating if request.validation else self.under_way
+            group = groups[request.group]
             group.rollouts[request.index] = rollout
             if rollout.truncated:
                 group.verdicts[request.index] = Verdict(False)
             else:
-                key = (request.validation, request.group, request.index)
-                to_judge.append((key, group.problem, text))
+                to_judge.append(((group, request.index), group.problem, text))
         self.verifiers.submit(to_judge)
 
     def _read_verdicts(self) -> bool:
         """Take what the verifiers have judged. Returns whether anything came."""
         verdicts = self.verifiers.results()
-        for (validation, number, index), verdict in verdicts:
-            self._groups(validation)[number].verdicts[index] = verdict
+        for (group, index), verdict in verdicts:
+            group.verdicts[index] = verdict
             if verdict.failure is not None:
                 warn(
                     "verifier",
@@ -384,9 +384,6 @@ class Feed:
                     f" `task_errors` in the log:\n{verdict.detail}",
                 )
         return bool(verdicts)
-
-    def _groups(self, validation: bool) -> dict[int, Group]:
-        return self.validating if validation else self.under_way
 
     def _judged(self, groups: list[Group]) -> bool:
         """Whether any completion of these groups got a verdict, or few wanted one. Otherwise the

@@ -25,7 +25,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 import loss
 from core.model import padded
-from core.rollouts import Rollout, given_rollout, tokens_and_pairs
+from core.rollouts import Rollout, tokens_and_pairs
 
 # --- micro-batches --------------------------------------------------------------------------------
 
@@ -79,7 +79,7 @@ def micro_batches(
     if share_prompts:
         of_prompt = defaultdict(list)
         for row in longest_first:
-            of_prompt[prompt_of(rollouts[row])].append(row)
+            of_prompt[tuple(rollouts[row].request.prompt_ids)].append(row)
         positions = widths(rollouts, device, True)[rows].sum()
         in_a_micro_batch = tokens * len(rows) / max(1, positions)
         share_prompts = in_a_micro_batch >= 2
@@ -93,10 +93,6 @@ def micro_batches(
         if batch is None:
             m.sampled_BT.fill_(False)
         yield m
-
-
-def prompt_of(rollout: Rollout) -> tuple[int, ...]:
-    return tuple(rollout.request.prompt_ids)
 
 
 def widths(rollouts: list[Rollout], device: torch.device, share_prompts: bool) -> np.ndarray:
@@ -154,10 +150,10 @@ def micro_batch(
     parts = [(rollout.total_tokens - 1, 0) for rollout in chosen]
     prompts = {}
     if share_prompts:
-        of_rows = [prompt_of(rollout) for rollout in chosen]
+        of_rows = [tuple(rollout.request.prompt_ids) for rollout in chosen]
         distinct = [*dict.fromkeys(of_rows)]
         parts = [(len(prompt), 0) for prompt in distinct]
-        parts += [(len(r.tokens) - 1, len(r.request.prompt_ids)) for r in chosen]
+        parts += [(len(r.tokens) - 1, len(prompt)) for r, prompt in zip(chosen, of_rows)]
         prompts["prompts_PL"] = tensor([prompt + (0,) * (L - len(prompt)) for prompt in distinct])
         prompts["prompt_B"] = tensor([distinct.index(prompt) for prompt in of_rows])
         prompts["prompt_tokens_B"] = tensor([len(prompt) for prompt in of_rows])
@@ -227,21 +223,3 @@ class Policy(torch.nn.Module):
         )
         last_B1D = prompts_PLD[m.prompt_B, m.prompt_tokens_B - 1][:, None]
         return torch.cat([last_B1D, rest_BTD], 1)
-
-
-@torch.no_grad()
-def error_of_sharing(model: PreTrainedModel) -> float:
-    """By how many nats at most the log-probability of a token changes if prompts of several lengths
-    are shared. It is far from 0 if a model takes the place in the cache for the position, as ALiBi
-    in MPT does."""
-    # Tokens from all of the vocabulary: the first ones are often special, and if a model has
-    # learned nothing about them, rounding alone can be worth 1e-3 nats.
-    size = model.config.get_text_config().vocab_size
-    ids = [i * size // 13 for i in range(1, 13)]
-    rollouts = [given_rollout(ids[:9], ids[9:]), given_rollout(ids[:2], ids[2:7])]
-    logprobs = []
-    for share_prompts in (False, True):
-        m = micro_batch(rollouts, [0, 1], model.device, share_prompts)
-        logprobs_BT, _ = Policy(model)(m, fp32_logits=True)
-        logprobs.append(logprobs_BT[m.sampled_BT])
-    return (logprobs[0] - logprobs[1]).abs().max().item()

@@ -4,6 +4,7 @@ if something failed."""
 
 import contextlib
 import dataclasses
+import inspect
 import shutil
 import sys
 import time
@@ -28,7 +29,7 @@ from core.model import (
     refuse_too_long,
     render,
 )
-from core.policy import Policy, error_of_sharing
+from core.policy import Policy
 from core.rollouts import Batch, Group, Rollout, SharedParameters
 from core.screen import say
 from core.settings import Settings, devices_here, model_path, read_sources, refuse_few_problems
@@ -58,8 +59,6 @@ from machinery.record import Record, few_groups_count, refuse_missing_tracker
 from machinery.trainer import gather, numerics_mismatch
 
 SHARED_MEMORY = Path("/dev/shm")  # where Linux has what processes share
-# Nats in fp32. Models that share prompts rightly are off by 1e-5 at most.
-MOST_ERROR_OF_SHARING = 1e-3
 COMPARED = 64  # completions of a validation whose log-probabilities trainer and generator compare
 
 
@@ -160,13 +159,11 @@ def settings_of_the_run(asked: Settings, model: PreTrainedModel, odd: list[str])
         parameters = model.num_parameters()
         changes["learning_rate"] = rate = first_learning_rate(parameters)
         say(f"The learning rate is {rate}, for {parameters:,} parameters.")
-    reasons = []
+    reasons = odd
+    if "position_ids" not in inspect.signature(model.base_model.forward).parameters:
+        reasons = ["this model takes the place in the cache for the position"]
     if asked.gradient_checkpointing:
         reasons = ["with --gradient-checkpointing a layer would add its keys twice to their cache"]
-    elif odd:
-        reasons = odd
-    elif asked.share_prompts and not (error := error_of_sharing(model)) < MOST_ERROR_OF_SHARING:
-        reasons = [f"this model's log-probabilities would be off by up to {error:.2g} nats"]
     if asked.share_prompts and reasons:
         say(f"Prompts are not shared: {reasons[0]}.")
         changes["share_prompts"] = False

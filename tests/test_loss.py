@@ -109,10 +109,10 @@ def test_a_batch_is_the_oldest_finished_groups_and_waits_for_one_that_would_get_
 def test_interruption_comes_when_open_thinking_reaches_its_budget():
     """The answer has a budget of 3. Pitfall 8: thinking that was closed late keeps the whole of it.
     With the penalty nothing is interrupted and the budgets are one."""
-    sampled = tensor(9, 10, 10, 12, 13, 14, 13, 0)
-    closed_at = tensor(-1, -1, 10, 10, 10, 12, -1, -1)
-    budgets = tensor(10, 10, 10, 10, 10, 10, 10, 0)
-    for control, *expected in (("interruption", [1, 6, 7], [4]), ("penalty", [], [4, 5, 6])):
+    sampled = tensor(9, 10, 10, 12, 13, 14, 13, 0, 3)
+    closed_at = tensor(-1, -1, 10, 10, 10, 12, -1, -1, 0)
+    budgets = tensor(10, 10, 10, 10, 10, 10, 10, 0, 10)
+    for control, *expected in (("interruption", [1, 6, 7], [4, 8]), ("penalty", [], [4, 5, 6])):
         found = loss.interrupt_or_truncate(control, sampled, closed_at, budgets, 3)
         assert [each.nonzero().flatten().tolist() for each in found] == expected
 
