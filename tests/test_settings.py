@@ -28,7 +28,6 @@ from core.settings import (
 )
 from curve.flags import run_command
 from machinery.folder import make_folder, new_folder, write_config
-from machinery.run import open_run
 
 # --- flags ----------------------------------------------------------------------------------------
 
@@ -304,18 +303,6 @@ def test_generators_have_the_first_gpus_and_trainers_the_last(row, monkeypatch):
     found = devices_here(parse(flags.split()))
     digits = [" ".join("".join(device).replace("cuda:", "") for device in part) for part in found]
     assert digits == expected
-
-
-# --- and soon -------------------------------------------------------------------------------------
-
-
-def test_prompts_that_were_not_shared_for_a_flag_are_shared_again_without_it(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    run = open_run(parse(["--name", "run", "--gradient-checkpointing", "--train-prompts", "64"]))
-    assert not run.settings.share_prompts
-    run.lock.close()
-    again = open_run(parse(["--resume", "runs/run", "--no-gradient-checkpointing"]))
-    assert again.settings.share_prompts
 
 
 def test_wrong_data_are_refused_before_the_libraries_of_models_are_read(tmp_path):
