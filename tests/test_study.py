@@ -194,7 +194,7 @@ def test_what_cannot_be_is_refused_by_name_before_anything_starts(tmp_path, caps
         ("loo", ["--jobs", "0"], "--jobs is 0"),
         ("--jobs", ["2"], "STUDY is missing"),
         ("tables", [], "tables FOLDER"),
-        ("tables", ["."], "no log.jsonl"),
+        ("tables", ["."], "no log"),
     ]
     for name_or_file, flags, words in cases:
         if not isinstance(name_or_file, str):
