@@ -76,8 +76,8 @@ def runs_of_study(folder: Path) -> list[tuple[str, Path]]:
     if log_in(folder):
         return []
     logs = [*filter(log_in, folder.glob("*/")), *folder.glob("*-seed*.jsonl")]
-    runs = [(log.name.rpartition("-seed")[0], log) for log in sorted(logs, key=natural_order)]
-    return sorted(runs, key=lambda run: run[0] != "scalerl")
+    logs.sort(key=lambda log: (not log.name.startswith("scalerl-seed"), natural_order(log)))
+    return [(log.name.rpartition("-seed")[0], log) for log in logs]
 
 
 def named_logs(options: Options) -> list[tuple[str, str | Path]]:

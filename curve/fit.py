@@ -335,8 +335,7 @@ def judge(fit: Fit) -> Fit:
     identified = kind in (None, SHORT)
     warnings = [warning for warning in (about_A, fall) if warning]
     if fit.degrees < 3:
-        rest = "1 degree" if fit.degrees == 1 else f"{fit.degrees} degrees"
-        text = f"only {len(fit.x)} points: the intervals rest on {rest} of freedom"
+        text = f"only {len(fit.x)} points: degrees of freedom for the intervals: {fit.degrees}"
         warnings.append(FitWarning("few points", text))
     low, high = least_squares.B_RANGE
     if identified and not low * 1.01 < fit.B < high / 1.01:

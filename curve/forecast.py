@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import stdtrit  # quantiles of Student's t; scipy.stats is slow to import
 
-from curve.fit import NO_RISE, Fit, beyond_0, fit_sigmoid, power_law
+from curve.fit import NO_RISE, Fit, beyond_0, fit_sigmoid, power_law, with_interval
 from curve.least_squares import Array
 from curve.logs import Series
 
@@ -58,8 +58,8 @@ def forecast(fit: Fit, C: Array, weights: Array, scatter: float = 0.0) -> Foreca
     validations, which widens the interval."""
     x, y = beyond_0(fit)
     law = fit.power_law
-    of_law = np.square(power_law(x, *law) - y).sum()
-    bends = bool(of_law > BENT * np.square(fit.predict(x) - y).sum())
+    of_law, of_sigmoid = np.square([power_law(x, *law) - y, fit.predict(x) - y]).sum(1)
+    bends = bool(of_law > BENT * of_sigmoid)
 
     curves = np.array([fit.predict(C), power_law(C, *law), damped_trend(fit, C)]) @ weights.T
     sigmoid, law, _ = curves
@@ -105,8 +105,7 @@ LITTLE = 0.02  # a gain that is hardly worth twice the compute
 def gain_of_twice(fit: Fit) -> dict:
     """What twice the compute would gain over the mean of the last three points: "gain", "interval",
     and a "sentence"."""
-    later = each(fit, [2 * fit.C_max])
-    gain, low, high = np.ravel([later.value, later.low, later.high]) - fit.end
+    gain, low, high = np.array(height_at(fit, 2 * fit.C_max)) - fit.end
     text = f"twice the compute would gain {gain:+.3f} [{low:+.3f}, {high:+.3f}]"
     if fit.fell:
         sentence = f"going on: {text} at best, since this run fell, and no forecast foresees a fall"
@@ -200,4 +199,4 @@ def outlook(series: Series) -> str:
     if not fit.identified:
         return f"A > {low:.2f}"
     gain = gain_of_twice(fit)["gain"]
-    return f"A {fit.A:.2f} [{low:.2f}, {high:.2f}], 2x compute {gain:+.2f}"
+    return f"A {with_interval(fit.A, low, high, '.2f')}, 2x compute {gain:+.2f}"

@@ -97,7 +97,7 @@ def _draw_variants(axes, variants: dict[str, list[FittedRun]], comparisons) -> N
     """Each variant in a colour of its own. The legend says what is drawn."""
     runs = [run for seeds in variants.values() for run in seeds]
     verdicts = {comparison.variants[0]: f"; {comparison.verdict}" for comparison in comparisons}
-    for i, (name, seeds) in enumerate(variants.items()):
+    for i, (name, seeds) in reversed([*enumerate(variants.items())]):  # the first lies on top
         # The space is for names that begin with _: matplotlib would hide the label.
         text = f" {name}: A {asymptote_of([fit for _, fit in seeds])}{verdicts.get(name, '')}"
         _draw_variant(axes, textwrap.fill(text, LABEL_WIDTH), seeds, f"C{i}")
@@ -110,14 +110,14 @@ def _draw_variants(axes, variants: dict[str, list[FittedRun]], comparisons) -> N
         how += "; at the left edge: before training"
     if any(fit.fell for _, fit in runs):
         how += ";\ntriangle: a run that fell, which is in no mean"
-    _add_legend(axes, title=how)
+    _add_legend(axes, title=how, reverse=True)
 
 
 def _draw_variant(axes, label: str, runs: list[FittedRun], color: str) -> None:
     """The points of all seeds, and the mean curve of those that stand. Its band lies between the
-    curves of the seeds; the band of a single seed is its 95 % interval. The forecast is drawn only
-    if every seed stands and identifies A. No sigmoid falls: if a seed fell, a line joins its
-    points."""
+    curves of the seeds; the band of a single seed is its 95 % interval, if it identifies A. The
+    forecast is drawn only if every seed stands and identifies A. No sigmoid falls: if a seed fell,
+    a line joins its points."""
     axes.plot([], [], color=color, label=label)
     for series, fit in runs:
         x, y = beyond_0(series)
@@ -135,11 +135,13 @@ def _draw_variant(axes, label: str, runs: list[FittedRun], color: str) -> None:
         return
     end = min(fit.C_max for fit in fits)
     parts = {"-": np.geomspace(min(fit.C_min for fit in fits), end, 100)}
-    if all(fit.identified and not fit.fell for _, fit in runs):
+    identified = all(fit.identified for fit in fits)
+    if identified and len(fits) == len(runs):
         parts["--"] = np.geomspace(end, 2 * end, 50)
     for style, C in parts.items():
         curves = np.array([fit.predict(C) for fit in fits])
-        band = fits[0].band(C) if len(fits) == 1 else (curves.min(0), curves.max(0))
+        is_single = identified and len(fits) == 1
+        band = fits[0].band(C) if is_single else (curves.min(0), curves.max(0))
         _draw_curve(axes, C, curves.mean(0), *band, color, ls=style)
 
 

@@ -250,8 +250,7 @@ def test_equally_likely_columns_are_both_named_and_none_is_taken(names):
         assert second.y == pytest.approx(np.array(RATES) / 2)
     assert "no column in [0, 1]" in refusal([{"step": step} for step in STEPS], y="all")
     # A negative reward was advised, and then refused.
-    negative = {"reward": -0.1, "critic/score/mean": -1}
-    assert refusal(of_each("mine", **negative)).endswith("(or all): mine")
+    assert refusal(of_each("mine", reward=-0.1)).endswith("(or all): mine")
 
 
 def test_each_source_of_problems_has_its_own_number_of_answers():
