@@ -109,8 +109,7 @@ def samples_takes_updates_validates_and_stops(settings: EngineSettings) -> None:
             events = [event for report in reports for event in report.events]
             assert {version, None} <= {taken for _, _, taken in events}
             assert all(start <= end <= time.monotonic() for start, end, _ in events)
-            seeds = [[each.seed for each in (*wanted,)], [r.request.seed for r in rollouts]]
-            assert sorted(seeds[0]) == sorted(seeds[1])
+            assert {rollout.request.seed for rollout in rollouts} == {each.seed for each in wanted}
             for rollout in rollouts:
                 assert began <= rollout.began < rollout.ended <= time.monotonic()
                 assert (rollout.versions == version).all()

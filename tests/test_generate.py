@@ -74,19 +74,13 @@ def settings_of(folder, **changes) -> EngineSettings:
 def test_few_slots_and_the_widths_of_a_gpu_sample_what_many_slots_do(models, monkeypatch, slots):
     """Requests wait, and completions move to other slots when others end."""
     model, tokenizer = load(models["llama"])
-    wanted, widths = requests(tokenizer, PROMPTS, 2), set()
+    wanted = requests(tokenizer, PROMPTS, 2)
     many = sample_all(TorchEngine(model, decoding(tokenizer), 32), wanted)
     on_a_gpu = lambda positions, _: padded(positions, torch.device("cuda"))
-    forward = model.base_model.forward
-
-    def seen(input_ids, **options):
-        widths.add(max(input_ids.shape[1], options.get("attention_mask", input_ids).shape[-1]))
-        return forward(input_ids=input_ids, **options)
-
     monkeypatch.setattr(torch_engine, "padded", on_a_gpu)
-    monkeypatch.setattr(model.base_model, "forward", seen)
-    few = sample_all(TorchEngine(model, decoding(tokenizer, prompt_budget=200), slots), wanted)
-    assert widths == {64}
+    engine = TorchEngine(model, decoding(tokenizer, prompt_budget=200), slots)
+    few = sample_all(engine, wanted)
+    assert (engine.cache.width, engine.cache.positions) == (64, 256)
     for one, other in zip(many, few, strict=True):
         assert one.tokens.tolist() == other.tokens.tolist()
         np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5)
