@@ -156,42 +156,32 @@ def generator_process(
     When the trainer dies, the process ends."""
     belong_to_the_run()
     try:
-        _generate(settings, parameters, work, reports)
+        if settings.engine == "torch" and settings.devices[0] != "cpu":
+            parameters.pin()  # the workers of vLLM do it themselves
+        sampler = Sampler(settings, parameters)
+        reports.put(Report(slots=sampler.engine.slots))
+        reported = time.monotonic()
+        while True:
+            # 1. First take all the work, then the parameters. The trainer has read the version of a
+            # group before it sent the work, so no token is sampled with parameters older than that.
+            while requests := _next_work(work, wait=sampler.engine.unfinished == 0):
+                sampler.add(requests)
+            if requests is None:
+                return
+
+            # 2. One token for everything in flight.
+            rollouts = sampler.step()
+
+            # 3. What has ended goes back; now and then an empty report says that the process lives.
+            if rollouts or time.monotonic() - reported > HEARTBEAT:
+                reports.put(sampler.report(rollouts))
+                reported = time.monotonic()
     except BaseException as error:
         text = str(error) if isinstance(error, NoEngine) else traceback.format_exc()
         if isinstance(error, MemoryError | torch.OutOfMemoryError):
             text = out_of_memory(error)
         reports.put(Report(error=text))
         raise SystemExit(1) from None
-
-
-def _generate(
-    settings: EngineSettings, parameters: SharedParameters, work: queue.Queue, reports: queue.Queue
-) -> None:
-    if settings.engine == "torch" and settings.devices[0] != "cpu":
-        parameters.pin()  # the workers of vLLM do it themselves
-    sampler = Sampler(settings, parameters)
-    engine = sampler.engine
-    reports.put(Report(slots=engine.slots))
-    reported = time.monotonic()
-    while True:
-        # 1. First take all the work, then the parameters. The trainer has read the version of a
-        # group before it sent the work, so no token is sampled with parameters older than that.
-        had_none, began = engine.unfinished == 0, time.monotonic()
-        while requests := _next_work(work, wait=engine.unfinished == 0):
-            engine.add(requests)
-        if requests is None:
-            return
-        if had_none:
-            sampler.events.append((began, time.monotonic(), None))
-
-        # 2. One token for everything in flight.
-        rollouts = sampler.step()
-
-        # 3. What has ended goes back; now and then an empty report says that the process lives.
-        if rollouts or time.monotonic() - reported > HEARTBEAT:
-            reports.put(sampler.report(rollouts))
-            reported = time.monotonic()
 
 
 def _next_work(work: queue.Queue, wait: bool) -> list[Request] | None:
@@ -213,6 +203,13 @@ class Sampler:
         self.parameters = parameters
         self.busy_seconds = 0.0  # these two are as in Report
         self.events = []
+        self.idle_since = time.monotonic()
+
+    def add(self, requests: list[Request]) -> None:
+        """Queue completions to sample. If there were none, the wait for them is an event."""
+        if self.engine.unfinished == 0:
+            self.events.append((self.idle_since, time.monotonic(), None))
+        self.engine.add(requests)
 
     def step(self) -> list[Rollout]:
         """Take over newer parameters, then add a token to each completion in flight. Returns those
@@ -223,10 +220,11 @@ class Sampler:
             self.events.append((began, time.monotonic(), self.engine.version))
             began = time.monotonic()
         rollouts = self.engine.step()
-        seconds = time.monotonic() - began
         requests = self.engine.in_flight + [rollout.request for rollout in rollouts]
-        for_training = sum(not request.validation for request in requests)
-        self.busy_seconds += seconds * for_training / max(1, len(requests))
+        if requests:
+            self.idle_since = time.monotonic()
+            for_training = sum(not request.validation for request in requests)
+            self.busy_seconds += (self.idle_since - began) * for_training / len(requests)
         return rollouts
 
     def report(self, rollouts: list[Rollout]) -> Report:
@@ -287,19 +285,12 @@ class GeneratorHere:
         self.number = number
         self.sampler = Sampler(engine, parameters)
         self.slots = self.sampler.engine.slots
-        self.idle_since = time.monotonic()
-
-    def give(self, requests: list[Request]) -> None:
-        if self.sampler.engine.unfinished == 0:
-            self.sampler.events.append((self.idle_since, time.monotonic(), None))
-        self.sampler.engine.add(requests)
+        self.give = self.sampler.add
 
     def read_reports(self, _timeout: float) -> list[Report]:
         if self.sampler.engine.unfinished == 0:
             return []
-        report = self.sampler.report(self.sampler.step())
-        self.idle_since = time.monotonic()
-        return [report]
+        return [self.sampler.report(self.sampler.step())]
 
     def stop(self, *_) -> None:
         """No process is to end."""

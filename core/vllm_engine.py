@@ -162,8 +162,10 @@ def make_llm_engine(settings: EngineSettings, prompt_tokens: int):
     tokens_of_a_slot = 1 + block_size + len(decoding.phrase)
     try:
         from vllm import EngineArgs, LLMEngine
-        from vllm.platforms import current_platform
 
+        # What nobody else has, but for a twentieth, and .9 at most: a trainer on the same GPU has
+        # tried its largest micro-batch before.
+        free, total = (1, 1) if on_cpu else torch.cuda.mem_get_info()
         arguments = EngineArgs(
             model=settings.model,
             load_format="dummy",  # `update` brings the parameters
@@ -182,7 +184,7 @@ def make_llm_engine(settings: EngineSettings, prompt_tokens: int):
             max_num_seqs=settings.slots,
             max_num_batched_tokens=prompt_tokens + settings.slots * tokens_of_a_slot,
             block_size=block_size,
-            gpu_memory_utilization=settings.memory or free_share(on_cpu),
+            gpu_memory_utilization=settings.memory or min(0.9, free / total - 0.05),
             kv_cache_memory_bytes=CPU_CACHE if on_cpu else None,
             enable_prefix_caching=True,
             async_scheduling=False,
@@ -192,11 +194,12 @@ def make_llm_engine(settings: EngineSettings, prompt_tokens: int):
         config = arguments.create_engine_config()
         if not on_cpu:
             head = config.model_config.get_vocab_size() * config.model_config.get_hidden_size()
-            total = current_platform.get_device_total_memory()
             config.cache_config.gpu_memory_utilization -= UNMEASURED * head / total
         engine = LLMEngine.from_vllm_config(config, disable_log_stats=True)
     except Exception as error:  # of any kind: it depends on the model, the settings and the machine
-        reason = _reason(error)
+        text = str(error).strip() or type(error).__name__
+        # A validation error has several lines; its sentence is in their middle.
+        reason = text.partition("Value error, ")[2].partition(" [type=")[0] or text.splitlines()[0]
         if "memory" in reason.lower():
             reason += "; raise or lower --generator-memory, or lower --thinking-budget or --slots"
         raise NoEngine(f"--engine vllm: {reason}") from error
@@ -217,22 +220,6 @@ def _set_environment(on_cpu: bool, threads: int) -> None:
         wanted["OMP_NUM_THREADS"] = str(threads)
     for name, value in wanted.items():
         os.environ.setdefault(name, value)
-
-
-def free_share(on_cpu: bool) -> float:
-    """The share of the GPU that vLLM may take: what nobody else has, but for a twentieth, and .9 at
-    most. A trainer on the same GPU has tried its largest micro-batch before."""
-    if on_cpu:
-        return 0.9
-    free, total = torch.cuda.mem_get_info()
-    return min(0.9, free / total - 0.05)
-
-
-def _reason(error: Exception) -> str:
-    """The sentence in an error of vLLM. A validation error has several lines; its sentence is in
-    their middle."""
-    text = str(error).strip() or type(error).__name__
-    return text.partition("Value error, ")[2].partition(" [type=")[0] or text.splitlines()[0]
 
 
 # --- what runs in vLLM's worker: this process or, with several devices, one for each --------------

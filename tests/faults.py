@@ -168,7 +168,6 @@ class RealRun:
         *flags: str,
         name: str = "run",
         gpus: str | None = "",
-        temporary: str | None = None,
     ):
         own = folder / "train.py"
         script = own if own.exists() else ROOT / "train.py"
@@ -179,8 +178,6 @@ class RealRun:
         environment = {"SCALERL_TEST_RUN": self.mark}
         if gpus is not None:
             environment["CUDA_VISIBLE_DEVICES"] = gpus
-        if temporary is not None:
-            environment["TMPDIR"] = temporary
         self.process = Script(script, [*start, *flags], folder, environment, self.output.name)
         self.process.start()
 

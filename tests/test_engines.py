@@ -354,9 +354,10 @@ def test_pitfall_14_a_cache_that_is_full_leaves_every_rollout_right(folders, mon
     engine = generators.make_engine(settings_of("vllm", folders["llama"], slots=16))
     (old, _), (new, _) = load(folders["llama"]), load(folders["llama"])
     engine.update(shared := parameters_of(new, version=3))
-    prompts = np.random.default_rng(0).integers(13, size=(4, LONG)).tolist()
-    wanted = [Request(i, 0, prompts[i % 4], (30, 12)[i % 2], (5, i)) for i in range(48)]
-    engine.add(wanted)
+    prompts = np.random.default_rng(0).integers(13, size=(11, LONG)).tolist()
+    same = [Request(0, i, prompts[0], 30, (0, i)) for i in range(30)]
+    short = [Request(i, 0, prompts[i][:30], (30, 12)[i % 2], (5, i)) for i in range(1, 11)]
+    engine.add([same[0], *short, *same[1:]])
     rollouts, inside = [], engine.engine.engine_core.engine_core.scheduler.waiting
     while {each.num_preemptions > 0 for each in inside} != {True, False}:
         assert engine.unfinished
@@ -364,7 +365,7 @@ def test_pitfall_14_a_cache_that_is_full_leaves_every_rollout_right(folders, mon
     change(shared, new, version=4)
     engine.update(shared)
     rollouts += finish(engine)
-    assert len(rollouts) == len(wanted)
+    assert len(rollouts) == len(same + short)
     for rollout in rollouts:
         ends_as_it_should(rollout, engine.decoding)
         assert (np.diff(rollout.versions) >= 0).all()

@@ -1,20 +1,18 @@
 """vLLM in processes of its own: as a generator, and in a whole run. What it shares with the other
 engine is in test_engines.py."""
 
-import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from conftest import make_models
+from faults import ROOT, log
 from sampling import DEVICE, decoding, needs_vllm, samples_takes_updates_validates_and_stops
 
 from core.engine import EngineSettings
 from core.model import load_tokenizer
 
 pytestmark = [needs_vllm, pytest.mark.slow]
-ROOT = Path(__file__).parent.parent
 
 
 @pytest.mark.parametrize("kind, devices", [("qwen3-moe", 1), ("llama", 2)])
@@ -25,7 +23,7 @@ def test_a_generator_process_with_experts_or_with_tensor_parallelism(tmp_path, k
     rules = decoding(load_tokenizer(folder))
     names = tuple("cpu" if DEVICE == "cpu" else f"cuda:{i}" for i in range(devices))
     settings = EngineSettings(folder, names, "float32", 1, 8, rules, "vllm")
-    samples_takes_updates_validates_and_stops(settings, daemon=devices == 1)
+    samples_takes_updates_validates_and_stops(settings)
 
 
 def test_a_whole_short_run_with_vllm_learns(tmp_path):
@@ -37,17 +35,10 @@ def test_a_whole_short_run_with_vllm_learns(tmp_path):
         "--validation-every", "7", "--validation-problems", "64", "--validation-samples", "4",
         "--slots", "128", "--name", "vllm",
     ]  # fmt: skip
-    run = subprocess.run(
-        [sys.executable, ROOT / "train.py", *flags], cwd=tmp_path, capture_output=True, text=True
-    )
+    command = [sys.executable, ROOT / "train.py", *flags]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
-    log = [
-        json.loads(line)
-        for line in (tmp_path / "runs" / "vllm" / "log.jsonl").read_text().splitlines()
-    ]
-    steps, validations = (
-        [line for line in log if line["kind"] == kind] for kind in ("train", "validation")
-    )
+    steps, validations = (log(tmp_path / "runs/vllm", kind) for kind in ("train", "validation"))
     assert len(steps) == 14 and max(line["off_policyness_max"] for line in steps) in range(1, 9)
     assert len(validations) == 3 and all(line["mismatch_max"] < 1e-4 for line in validations)
     assert validations[-1]["pass_rate"] > validations[0]["pass_rate"] + 0.2
