@@ -8,7 +8,6 @@ import importlib.util
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from tqdm import tqdm
@@ -48,13 +47,15 @@ class Decoding:
 # --- the calls of an engine -----------------------------------------------------------------------
 
 
-class Engine(Protocol):
+class Engine:
     """An engine samples many completions at once. `TorchEngine` (torch_engine.py) is short enough
     to study, and needs only torch; `VllmEngine` (vllm_engine.py) is for GPUs."""
 
-    slots: int  # how many completions can be in flight
-    version: int  # of the parameters in use
-    waiting: deque[Request]  # requests without a slot
+    def __init__(self, slots: int, decoding: Decoding):
+        self.slots, self.decoding = slots, decoding  # slots: completions in flight at most
+        self.completions = Completions(slots, decoding)
+        self.version = 0  # of the parameters in use
+        self.waiting: deque[Request] = deque()  # requests without a slot
 
     def add(self, requests: list[Request]) -> None:
         """Queue completions to sample; those for a validation go before the others."""

@@ -3,7 +3,7 @@
 Dimensions: S slots of the engine, n <= S of them live, T positions, D hidden size, V vocabulary.
 """
 
-from collections import defaultdict, deque
+from collections import defaultdict
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache
 
 import loss
-from core.engine import Completions, Decoding, Engine
+from core.engine import Decoding, Engine
 from core.model import in_one_sentence, padded
 from core.rollouts import Request, Rollout, SharedParameters
 
@@ -32,9 +32,6 @@ class SlotCache(Cache):
         # The keys of a layer, then its values, then those of the next layer: [S, heads, T, head
         # size] each, made at the first prompt.
         self.stored: list[Tensor] = []
-        self.slots_n: Tensor | None = None  # 0 to n - 1
-        self.positions_n: Tensor | None = None  # at which the live slots write next
-        self.width = 0  # positions that the model is given
 
     def fill(self, slots_n: Tensor, source: DynamicCache, rows_n: Tensor) -> None:
         """Copy the prompts' keys and values, as a plain forward left them in rows of `source`, to
@@ -66,11 +63,10 @@ class SlotCache(Cache):
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_, **__):
         """Called by a layer: store the keys and values of this step, return all that the live slots
         have."""
-        keys, values = self.stored[2 * layer_idx : 2 * layer_idx + 2]
-        keys[self.slots_n, :, self.positions_n] = key_states[:, :, 0]
-        values[self.slots_n, :, self.positions_n] = value_states[:, :, 0]
-        n = len(self.positions_n)
-        return keys[:n, :, : self.width], values[:n, :, : self.width]
+        stored = self.stored[2 * layer_idx : 2 * layer_idx + 2]
+        for part, new in zip(stored, (key_states, value_states)):
+            part[self.slots_n, :, self.positions_n] = new[:, :, 0]
+        return [part[: len(self.slots_n), :, : self.width] for part in stored]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
         """0: positions are given explicitly."""
@@ -87,14 +83,11 @@ class TorchEngine(Engine):
     """
 
     def __init__(self, model: PreTrainedModel, decoding: Decoding, slots: int):
-        self.model, self.decoding, self.slots = model, decoding, slots
-        self.device = model.device
-        self.version = 0
-        self.waiting = deque()
+        super().__init__(slots, decoding)
+        self.model, self.device = model, model.device
         self.live = 0  # slots in use
         # What is known of a slot is on the CPU; only the model's forward and the sampling are on
         # the device.
-        self.completions = Completions(slots, decoding)
         fields = [
             ("token", np.int64),  # the last one, which the model reads next
             ("position", np.int64),  # of this token

@@ -14,13 +14,12 @@ would wait for all generators.
 
 import os
 import pickle
-from collections import deque
 from multiprocessing.reduction import ForkingPickler
 
 import numpy as np
 import torch
 
-from core.engine import Completions, Engine, EngineSettings, NoEngine
+from core.engine import Engine, EngineSettings, NoEngine
 from core.rollouts import Request, Rollout, SharedParameters
 
 # Bytes that vLLM does not count when it sizes its cache: 4 for each number of the head, three
@@ -40,16 +39,13 @@ class VllmEngine(Engine):
 
     def __init__(self, settings: EngineSettings):
         """`NoEngine`, with vLLM's reason, if it cannot run this model on this machine."""
-        self.decoding, self.slots = settings.decoding, settings.slots
+        super().__init__(settings.slots, settings.decoding)
         # With this limit on the tokens of new prompts, all that vLLM is given begins in the very
         # next step, if its cache has room. A step has tokens for these prompts, and for a token or
         # an interruption of each slot.
         self.prompt_tokens = max(8192, settings.decoding.longest)
         self.engine = make_llm_engine(settings, self.prompt_tokens)
         self.parameters: SharedParameters | None = None  # the ones that the workers have
-        self.version = 0
-        self.waiting = deque()
-        self.completions = Completions(settings.slots, settings.decoding)
         self.free = list(range(settings.slots))  # slots
         self.slot_of: dict[str, int] = {}  # of each piece in flight, by vLLM's name for it
         # Requests share blocks of vLLM's prefix cache only if they have the same salt: the version
