@@ -141,15 +141,16 @@ class Page:
         script = ""
         for i, command in enumerate(commands):
             place = f"{outputs}/{i}"
-            script += f"{{ {command}\n}} >{place}.txt 2>&1; echo $? >{place}.status\n"
+            script += f"{{ {command}\n}} >{place} 2>&1; printf '\\n%s' $? >>{place}\n"
             if command.startswith("set -- "):
                 script += f"{trial[1]}\n"
         shell(script, clone)
         self.runs, self.said_by = clone / "runs", {}
         for i, command in enumerate(commands):
-            self.said_by[command] = printed = (outputs / f"{i}.txt").read_text()
-            failed = (outputs / f"{i}.status").read_text() != "0\n"
-            assert failed == any(part in command for part in fail), f"{command}\n{printed}"
+            said, _, status = (outputs / str(i)).read_text().rpartition("\n")
+            self.said_by[command] = said
+            fails = any(part in command for part in fail)
+            assert (status != "0") == fails, f"{command}\n{said}"
         assert shell("git status --porcelain --untracked-files=no -- . ':!*.png'", clone) == ""
 
     def said(self, part: str) -> str:

@@ -35,11 +35,6 @@ def imports(source: str) -> set[str]:
 GRAPH = {name: imports(path.read_text()) for name, path in FILES.items()}
 
 
-def test_the_graph_sees_imports_of_all_kinds():
-    source = "import loss\ndef f():\n    from core import feed, rollouts\n    import torch.core\n"
-    assert imports(source) == {"loss", "core.feed", "core.rollouts"} and len(GRAPH) > 30
-
-
 def test_a_room_imports_only_what_is_below_it():
     for module, imported in GRAPH.items():
         room = module.partition(".")[0]
@@ -49,5 +44,6 @@ def test_a_room_imports_only_what_is_below_it():
 
 
 def test_there_is_no_circle():
+    assert {"core.feed", "loss"} <= GRAPH["machinery.run"]
     graph = {module: imported - {module} for module, imported in GRAPH.items()}
     graphlib.TopologicalSorter(graph).prepare()  # it raises CycleError

@@ -193,9 +193,9 @@ def start_run(folder: Path, arguments: list[str]) -> subprocess.Popen:
 
 
 def train_all(runs: Runs, jobs: int) -> int:
-    """Train all runs that are not finished, `jobs` at once. Returns how many failed. SystemExit
-    after a signal, which stops the runs, each with a checkpoint."""
-    exit_on_signals()
+    """Train all runs that are not finished, `jobs` at once. Returns how many failed.
+    KeyboardInterrupt after Ctrl-C or SIGTERM, which stop the runs, each with a checkpoint."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     waiting = [folder for folder, (settings, _) in runs.items() if not finished(folder, settings)]
     running = {}  # the process of each run, by folder
     failed = 0
@@ -224,13 +224,6 @@ def train_all(runs: Runs, jobs: int) -> int:
     return failed
 
 
-def exit_on_signals() -> None:
-    """Let signals that end a process raise SystemExit. nohup has SIGHUP ignored; that stays."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, lambda number, _: sys.exit(128 + number))
-
-
 # --- the command ----------------------------------------------------------------------------------
 
 
@@ -247,8 +240,7 @@ def make_tables(folder: Path, flags: list[str]) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    """The command. Returns the exit status: 0, or 1 if a run failed. (It is 130 after Ctrl-C, 143
-    after SIGTERM.)"""
+    """The command. Returns the exit status: 0, or 1 if a run failed."""
     if arguments[:1] == ["tables"] and len(arguments) > 1:
         return make_tables(Path(arguments[1]), arguments[2:])
     study, common = read_flags(Study, arguments, description=__doc__, others=True)
