@@ -236,8 +236,9 @@ class Feed:
             prompt = self._next_prompt()
             if prompt is None:
                 break
-            new.append(self._group(*prompt, generator))
-            self.under_way[new[-1].number] = new[-1]
+            group = self._group(*prompt, generator)
+            self.under_way[group.number] = group
+            new.append(group)
             groups_of[generator.number] += 1
         self._send(new)
 

@@ -20,7 +20,7 @@ import torch
 
 import loss
 from core.screen import say
-from curve.flags import flag, option, read_flags
+from curve.flags import fill, flag, option, read_flags
 from data.load import Source, load_data, parse_spec
 from loss import Recipe
 
@@ -393,14 +393,12 @@ def read_settings(folder: Path) -> Settings:
     """The settings of the run in this folder. ValueError if there is none."""
     try:
         stored = json.loads((folder / "config.json").read_text())
-        recipe = Recipe(**stored.pop("recipe"))
-        stored.pop("versions")
-        values = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in stored.items()
-        }
-        return Settings(recipe=recipe, **values)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        values = stored | stored["recipe"]
+        settings = fill(Settings, values)
+        unknown = values.keys() - with_recipe(settings).keys() - {"versions"}
+        refuse(unknown != set(), f"it has no setting {', '.join(unknown)}")
+        return settings
+    except (OSError, ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{folder}: the folder holds no run of this program ({error})") from None
 
 
@@ -548,9 +546,7 @@ def refuse_changes(before: Settings, now: Settings) -> None:
         for name in old
         if old[name] != new[name] and name not in MAY_CHANGE
     ]
-    can = ", ".join(map(flag, sorted(MAY_CHANGE - {"resume", "from_step"})))
     refuse(
-        bool(changed),
-        f"--resume goes on with the same run. These cannot change: {', '.join(changed)}; those that"
-        f" can: {can}",
+        changed != [],
+        f"--resume goes on with the same run. These cannot change: {', '.join(changed)}",
     )

@@ -50,12 +50,27 @@ def read_flags(
         hint = f"did you mean {near[0]}?" if near else "--help lists all"
         _raise(f"there is no flag for {unknown[0]}; {hint}")
     given = vars(namespace)
-    values = starting_values(_filled(kind, given)) if starting_values else {}
+    values = starting_values(fill(kind, given)) if starting_values else {}
     if len(texts) < len(arguments):
         _parser(kind, description, values).print_help()
         sys.exit(0)
-    options = _filled(kind, values | given)
+    options = fill(kind, values | given)
     return (options, unknown) if others else options
+
+
+def fill(kind: type, values: dict):
+    """An instance with these values, by the names of the fields; the other fields have their
+    defaults."""
+    filled = {}
+    for field in dataclasses.fields(kind):
+        if dataclasses.is_dataclass(field.type):
+            value = fill(field.type, values)
+        else:
+            value = values.get(field.name, field.default)
+        if value is dataclasses.MISSING:
+            raise ValueError(f"{field.name.upper()} is missing; --help lists all")
+        filled[field.name] = tuple(value) if isinstance(value, list) else value
+    return kind(**filled)
 
 
 def flag(field: str) -> str:
@@ -64,21 +79,6 @@ def flag(field: str) -> str:
 
 
 # --- How it is done -------------------------------------------------------------------------------
-
-
-def _filled(kind: type, values: dict):
-    """An instance with these values, by the names of the fields; the other fields have their
-    defaults."""
-    filled = {}
-    for field in dataclasses.fields(kind):
-        if dataclasses.is_dataclass(field.type):
-            value = _filled(field.type, values)
-        else:
-            value = values.get(field.name, field.default)
-        if value is dataclasses.MISSING:
-            raise ValueError(f"{field.name.upper()} is missing; --help lists all")
-        filled[field.name] = tuple(value) if isinstance(value, list) else value
-    return kind(**filled)
 
 
 def _parser(kind: type, description: str | None, values: dict) -> argparse.ArgumentParser:

@@ -24,19 +24,17 @@ def judge_all(
 ) -> list[Verdict]:
     """The verdict on each rollout, in order; a truncated one is wrong. ValueError if no other one
     got a verdict."""
-    verdicts = [Verdict(False)] * len(rollouts)
     to_judge = [
         (i, problems[rollout.request.group], text)
         for i, (rollout, text) in enumerate(zip(rollouts, texts))
         if not rollout.truncated
     ]
-    judged = tqdm(pool.judge(to_judge), "judging", len(to_judge), leave=False, disable=None)
-    for i, verdict in judged:
-        verdicts[i] = verdict
-    failure = no_verdict_at_all([verdicts[i] for i, *_ in to_judge])
+    judging = tqdm(pool.judge(to_judge), "judging", len(to_judge), leave=False, disable=None)
+    verdicts = dict(judging)
+    failure = no_verdict_at_all([*verdicts.values()])
     if failure:
         raise ValueError(failure)
-    return verdicts
+    return [verdicts.get(i, Verdict(False)) for i in range(len(rollouts))]
 
 
 def evaluation_figures(
