@@ -18,46 +18,32 @@ import importlib
 import inspect
 import pkgutil
 import re
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from data import Problem, checksum, is_held_out, one_line, records, sandbox, tasks
 from data.tasks import mathematics, programming
 
-
-@dataclass(frozen=True)
-class Known:
-    """A data set of the hub that has a short name. The names of its columns are likely ones
-    (records.py)."""
-
-    repository: str
-    subsets: tuple[str, ...] = ()  # folders; () is all
-    task: str = mathematics.__name__
-    for_training: bool = True  # False: it is for evaluation only
-
-
-KNOWN = {
-    "polaris": Known("POLARIS-Project/Polaris-Dataset-53K"),
-    "deepscaler": Known("agentica-org/DeepScaleR-Preview-Dataset"),
-    "gsm8k": Known("openai/gsm8k", ("main",)),
-    "math": Known("EleutherAI/hendrycks_math"),
-    "math500": Known("HuggingFaceH4/MATH-500", for_training=False),
-    "aime24": Known("math-ai/aime24", for_training=False),
-    "aime25": Known("math-ai/aime25", for_training=False),
-    "deepcoder": Known(
-        "agentica-org/DeepCoder-Preview-Dataset",
-        ("primeintellect", "taco", "lcbv5", "codeforces"),
-        task=programming.__name__,
-    ),
+KNOWN = {  # short names of data sets of the hub, and the arguments that they stand for
+    "polaris": "POLARIS-Project/Polaris-Dataset-53K",
+    "deepscaler": "agentica-org/DeepScaleR-Preview-Dataset",
+    "gsm8k": "openai/gsm8k,subset=main",
+    "math": "EleutherAI/hendrycks_math",
+    "math500": "HuggingFaceH4/MATH-500",
+    "aime24": "math-ai/aime24",
+    "aime25": "math-ai/aime25",
+    "deepcoder": "agentica-org/DeepCoder-Preview-Dataset,tests=tests"
+    ",subset=primeintellect+taco+lcbv5+codeforces",
 }
 # docs/data.md has their meaning
-OPTIONS = "problem answer tests solution subset split validation".split()
+OPTIONS = "problem answer tests solution subset validation".split()
+# Words in the path of a file, and the part of the data that they say. The last one decides.
+PARTS = {"train": "train", "test": "test"}
+PARTS |= dict.fromkeys("validation valid val dev".split(), "validation")
 MADE_PROBLEMS = 100_000  # a task makes so many to train on if nothing says how many
 MADE_HELD_OUT = 64  # and so many that are held out
-# The share of a known data set's records that may be left out. In your own files none may be.
-MOST_UNUSABLE = 0.05
 # The seed of tasks that make their problems: runs with different --seed have the same ones.
 SEED = 0
 
@@ -73,19 +59,14 @@ class Spec:
     instruction: str | None = None
 
     @property
-    def is_task(self) -> bool:
-        """Whether this is a task that makes its own problems."""
-        return self.name not in KNOWN and self.task in task_names()
-
-    @property
     def task(self) -> str:
         """The part of the name before a colon."""
         return self.name.partition(":")[0]
 
     @property
-    def known(self) -> Known:
-        """Where the records are."""
-        return KNOWN.get(self.name, Known(self.name))
+    def is_task(self) -> bool:
+        """Whether this is a task that makes its own problems."""
+        return self.task in task_names()
 
 
 @dataclass
@@ -105,32 +86,28 @@ class Source:
 def fingerprint(source: Source) -> str:
     """A checksum of the problems in their order. A checkpoint holds indices of them, which mean
     nothing for others."""
-    checksum = hashlib.sha256(str(len(source.train)).encode())
-    for problem in (*source.train, *source.validation):
-        checksum.update(repr((problem.prompt, problem.answer)).encode())
-    return checksum.hexdigest()
+    problems = (*source.train, *source.validation)
+    texts = [repr((problem.prompt, problem.answer)) for problem in problems]
+    return hashlib.sha256("".join([str(len(source.train)), *texts]).encode()).hexdigest()
 
 
 def parse_spec(text: str, instruction: str | None = None) -> Spec:
     """Reads NAME[:WEIGHT][,OPTION=VALUE]... Raises ValueError, naming the options, for any other
     text."""
-    name, *pairs = text.split(",")
-    options = {}
-    for pair in pairs:
-        key, _, value = pair.partition("=")
-        if not key or not value:
-            raise ValueError(f"--data {text}: {pair!r} is no option; wanted is OPTION=VALUE")
-        options[key] = value
+    name, _, pairs = text.partition(",")
     name, weight = re.fullmatch(r"(?s)(.*?)(?::(\d*\.?\d+))?", name).groups("1")
     if not name or not float(weight) > 0:
         raise ValueError(f"--data {text}: wanted is NAME or NAME:WEIGHT, with a weight above 0")
-    spec = Spec(name, float(weight), options, instruction)
-    for key in options:
-        if key not in OPTIONS and not spec.is_task:
-            known = ", ".join(f"{key}=" for key in OPTIONS)
+    spec = Spec(name, float(weight), {}, instruction)
+    known = KNOWN.get(name, "").partition(",")[2]
+    for pair in filter(None, f"{known},{pairs}".split(",")):
+        key, _, value = pair.partition("=")
+        if not value or key not in OPTIONS and not spec.is_task:
             raise ValueError(
-                f"--data {text}: {key!r} is no option. They are {known}; docs/data.md explains them"
+                f"--data {text}: {pair!r} is no option; wanted is OPTION=VALUE, and the options are"
+                f" {', '.join(OPTIONS)}: docs/data.md explains them"
             )
+        spec.options[key] = value
     return spec
 
 
@@ -151,18 +128,13 @@ def load_data(
     record, for anything that cannot be used.
     """
     sources = []
-    for argument in arguments:
-        spec = parse_spec(argument, instruction)
+    for spec in [parse_spec(argument, instruction) for argument in arguments]:
         if spec.is_task:
-            train, notes = made_problems(spec, "train", train_problems or MADE_PROBLEMS)
-            if wanted == "solution":
-                refuse_without_solutions(spec, train[0])
-            number = validation_problems or MADE_HELD_OUT
-            validation, more_notes = made_problems(spec, "validation", number)
-            source = Source(spec.name, spec.weight, train, validation, notes + more_notes)
+            train = made_problems(spec, "train", train_problems or MADE_PROBLEMS, wanted)
+            validation = made_problems(spec, "validation", validation_problems or MADE_HELD_OUT)
+            source = Source(spec.name, spec.weight, train, validation)
         else:
             source = read_source(spec, wanted)
-            say_if_fewer(source, validation_problems)
         sources.append(source)
 
     held_out = set().union(*(source.apart for source in sources))
@@ -172,17 +144,26 @@ def load_data(
         names[source.name] += 1
         if names[source.name] > 1:
             source.name += f"-{names[source.name]}"  # a second gsm8k is gsm8k-2
-        train = [problem for problem in source.train if problem.key not in held_out]
-        repeated = len(source.train) - len(train)
-        if repeated:
-            source.notes.append(
-                f"{repeated} training problems are held out elsewhere too, and were left out"
-            )
-        source.train = train[:train_problems]
-        source.validation = source.validation[:validation_problems]
-        if not source.train:
-            raise ValueError(f"--data {source.name}: no training problem is left")
+        source.train = [problem for problem in source.train if problem.key not in held_out]
+        cut(source, "train", train_problems)
+        cut(source, "validation", validation_problems)
     return sources
+
+
+def cut(source: Source, part: str, number: int | None) -> None:
+    """Leave so many problems of a part. A note says if there are fewer. ValueError if there are
+    none."""
+    problems = getattr(source, part)
+    if not problems:
+        raise ValueError(
+            f"--data {source.name}: there is no problem for {part}. The tenth of all texts that"
+            " data.is_held_out says is for validation, all others are for training: add problems,"
+            " or name a file of held-out ones by ,validation=FILE"
+        )
+    if number and number > len(problems):
+        there = f"{number} problems for {part} were asked for, and there are {len(problems)}"
+        source.notes.append(there)
+    setattr(source, part, problems[:number])
 
 
 def load_evaluation(argument: str, number: int, instruction: str | None = None) -> Source:
@@ -191,23 +172,13 @@ def load_evaluation(argument: str, number: int, instruction: str | None = None) 
     spec = parse_spec(argument, instruction)
     source = Source(spec.name, spec.weight, [], [])
     if spec.is_task:
-        source.validation, source.notes = made_problems(spec, "validation", number)
-        return source
-    spec, files = held_out_files(spec)
-    if files:
+        source.validation = made_problems(spec, "validation", number)
+    elif files := held_out_files(spec):
         source.validation, source.notes = read_problems(spec, files)
     else:
-        source = replace(read_source(spec, "answer"), train=[])
-    say_if_fewer(source, number)
-    source.validation = source.validation[:number]
+        source = replace(read_source(spec), train=[])
+    cut(source, "validation", number)
     return source
-
-
-def say_if_fewer(source: Source, number: int | None) -> None:
-    """Note if a source has fewer held-out problems than this number."""
-    held_out = len(source.validation)
-    if number and number > held_out:
-        source.notes.append(f"{number} held-out problems were asked for, and there are {held_out}")
 
 
 def task_of(argument: str) -> str:
@@ -216,11 +187,10 @@ def task_of(argument: str) -> str:
     spec = parse_spec(argument)
     if spec.is_task:
         return f"data.tasks.{spec.task}"
-    if spec.name in KNOWN:
-        return spec.known.task
-    files = held_out_files(spec)[1] or find_parts(spec)["train"]
-    place, record = next(records.read_records(files[0]))
-    columns, _ = records.choose_columns(place, record, spec.options)
+    columns = spec.options
+    if spec.name not in KNOWN:
+        files = held_out_files(spec) or find_parts(spec)["train"]
+        columns = records.choose_columns(*next(records.read_records(files[0])), columns)
     return programming.__name__ if "tests" in columns else mathematics.__name__
 
 
@@ -232,69 +202,46 @@ def next_source(weights: Sequence[float], handed_out: Sequence[int]) -> int:
     return min(candidates, key=lambda i: (handed_out[i] + 1) / weights[i])
 
 
-# --- tasks that make their problems ---------------------------------------------------------------
-
-
-def made_problems(spec: Spec, split: str, number: int) -> tuple[list[Problem], list[str]]:
-    """Problems that a task makes for this split, each once, and notes. Raises ValueError if there
-    are none, or if the task takes no such options."""
+def made_problems(spec: Spec, split: str, number: int, wanted: str = "answer") -> list[Problem]:
+    """Problems that a task makes for this split, each once. The task gets the options, and what
+    follows the colon of the name as `family`. Raises ValueError if it takes no such options, or if
+    solutions are wanted, and its answers are none that a model could imitate."""
     task = importlib.import_module(f"data.tasks.{spec.task}")
     if not hasattr(task, "problems"):
         raise ValueError(
             f"{spec.name} is a task without problems of its own: "
             "give it a file or a data set by name"
         )
-    problems = task.problems(split, number, SEED, **task_arguments(spec, task.problems))
-    held_out = getattr(task, "is_held_out", is_held_out)
-    distinct = {
-        problem.key: problem
-        for problem in problems
-        if held_out(problem.key) == (split == "validation")
-    }
-    if not distinct:
-        raise ValueError(
-            f"{task.__file__}: problems({split!r}, {number}, {SEED}) returned no problem of that"
-            " split: data.is_held_out(text) says which are"
-        )
-    made = list(distinct.values())[:number]
-    notes = []
-    if len(made) < number:
-        notes = [f"{number} problems for {split} were asked for, and there are {len(made)}"]
-    return made, notes
-
-
-def task_arguments(spec: Spec, problems: Callable) -> dict:
-    """What the function `problems` of a task gets beside split, number and seed: the family, the
-    options, and the instruction if it takes one. Raises ValueError for options that it does not
-    take."""
-    arguments, signature = dict(spec.options), inspect.signature(problems)
-    family = spec.name.partition(":")[2]
-    if family:
-        arguments["family"] = family
+    arguments, signature = dict(spec.options), inspect.signature(task.problems)
+    if ":" in spec.name:
+        arguments["family"] = spec.name.partition(":")[2]
     if "instruction" in signature.parameters:
         arguments["instruction"] = spec.instruction
     try:
-        signature.bind("", 0, 0, **arguments)
+        signature.bind(split, number, SEED, **arguments)
     except TypeError as error:
         raise ValueError(f"--data {spec.name}: {error}") from None
-    return arguments
-
-
-def refuse_without_solutions(spec: Spec, problem: Problem) -> None:
-    """ValueError if the answers of a task are no whole completions, which a model could imitate."""
-    if importlib.import_module(problem.task).score(problem, problem.answer) != 1:
+    held_out = getattr(task, "is_held_out", is_held_out)
+    distinct = {
+        problem.key: problem
+        for problem in task.problems(split, number, SEED, **arguments)
+        if held_out(problem.key) == (split == "validation")
+    }
+    made = [*distinct.values()][:number]
+    if wanted == "solution" and not all(task.score(each, each.answer) == 1 for each in made[:1]):
         raise ValueError(
             f"{spec.name}: its answers are no whole completions: give a file of solutions"
         )
+    return made
 
 
 # --- files ----------------------------------------------------------------------------------------
 
 
-def read_source(spec: Spec, wanted: str) -> Source:
+def read_source(spec: Spec, wanted: str = "answer") -> Source:
     """Problems of files to train on, and those that are held out. Raises ValueError if none are."""
-    parts = find_parts(spec) if spec.known.for_training else {"train": []}
-    if not parts["train"] or spec.options.get("split", "train") != "train":
+    parts = find_parts(spec)
+    if not parts["train"]:
         raise ValueError(
             f"--data {spec.name}: this is for evaluation (generate.py --evaluate), not to be"
             " trained on; a file that is named itself may be trained on"
@@ -305,48 +252,58 @@ def read_source(spec: Spec, wanted: str) -> Source:
         part = source.validation if is_held_out(problem.key) else source.train
         part.append(problem)
     if "validation" in spec.options:
-        source.validation, more_notes = read_problems(*held_out_files(spec), wanted)
-        source.notes += [note for note in more_notes if note not in notes]
-    if not source.validation:
-        raise ValueError(
-            f"{spec.name}: none of its {len(problems)} problems is in the tenth of all texts that"
-            " is held out; add problems, or name a file of held-out ones by ,validation=FILE"
-        )
+        source.validation, _ = read_problems(spec, held_out_files(spec), wanted)
     columns = [spec.options.get("problem"), *records.LIKELY_COLUMNS["problem"]]
-    for path in {*parts["test"], *parts["validation"]} - {*parts["train"]}:
+    for path in parts["test"] + parts["validation"]:
         for _, record in records.read_records(path):
             source.apart |= {one_line(str(record[key])) for key in columns if key in record}
     return source
 
 
-def held_out_files(spec: Spec) -> tuple[Spec, list[Path]]:
-    """The files that no run trains on: those of the option `validation`, which have the columns of
-    this argument, or the part of the option `split`, or the test part. None, if there are none."""
+def held_out_files(spec: Spec) -> list[Path]:
+    """The files that no run trains on: those of the option `validation`, or those whose paths say
+    test, or else validation. None, if there are none."""
     if "validation" in spec.options:
-        columns = {key: spec.options[key] for key in records.LIKELY_COLUMNS if key in spec.options}
-        spec = replace(spec, name=spec.options["validation"], options=columns)
-        parts = find_parts(spec)
-        return spec, parts["validation"] or parts["test"] or parts["train"]
-    word = spec.options.get("split", "test")
-    if word not in records.SPLITS:
-        raise ValueError(f"--data {spec.name}: split= is one of {', '.join(records.SPLITS)}")
+        parts = find_parts(parse_spec(spec.options["validation"]))
+        return parts["validation"] or parts["test"] or parts["train"]
     parts = find_parts(spec)
-    return spec, [path for path in parts[records.SPLITS[word]] if path not in parts["train"]]
+    return parts["test"] or parts["validation"]
 
 
 def find_parts(spec: Spec) -> dict[str, list[Path]]:
-    """The files of train, test and validation of a source. Raises ValueError if there are none."""
-    place = spec.known.repository
-    is_on_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", place) and not place.endswith(records.FORMATS)
-    if not is_on_hub and not Path(place).expanduser().exists():
-        raise ValueError(
-            f"--data {place}: there is no such file or folder, and no data set (OWNER/NAME) or "
-            f"task of that name; known are {', '.join([*KNOWN, *task_names()])}"
-        )
-    subsets = spec.known.subsets
+    """The files of a source by part: train, test, validation. They are a file, or all below a
+    folder or in a data set of the hub. If no path says a part, all are for train. Raises ValueError
+    if there are none."""
+    place = KNOWN.get(spec.name, spec.name).partition(",")[0]
+    root = Path(place).expanduser()
+    parts = defaultdict(list)
+    if root.is_file():
+        parts["train"] = [root]
+        return parts
+    subsets = [""]
     if "subset" in spec.options:
-        subsets = tuple(spec.options["subset"].split("+"))
-    return records.find_files(place, subsets)
+        subsets = [f"{subset}/" for subset in spec.options["subset"].split("+")]
+    if not root.is_dir():
+        if not re.fullmatch(r"[\w.-]+/[\w.-]+", place) or place.endswith(records.FORMATS):
+            raise ValueError(
+                f"--data {place}: there is no such file or folder, and no data set (OWNER/NAME) or "
+                f"task of that name; known are {', '.join([*KNOWN, *task_names()])}"
+            )
+        root = records.download(place, subsets)
+    for path in sorted(root.rglob("*")):
+        below = str(path.relative_to(root))
+        if path.suffix in records.FORMATS and below.startswith(tuple(subsets)):
+            words = re.findall("[a-z0-9]+", below.lower())
+            said = [PARTS[word] for word in words if word in PARTS]
+            parts[said[-1] if said else ""].append(path)
+    if not parts:
+        raise ValueError(
+            f"{place} has no file of records below {', '.join(subsets)}:"
+            f" {', '.join(records.FORMATS)} are looked for"
+        )
+    if parts.keys() == {""}:
+        parts["train"] = parts[""]
+    return parts
 
 
 def read_problems(
@@ -355,49 +312,34 @@ def read_problems(
     """The problems of these files, each once, and notes to be printed. The order is that of the
     checksums of their texts: so the first ones are a random draw, whatever the order of the file
     and its other problems are."""
-    found = {}  # by text: the place and the problem
-    notes, repeated, unusable = [], [], []
+    found, repeated, unusable = {}, [], []
     is_known = spec.name in KNOWN
     for path in files:
         columns = None
         for place, record in records.read_records(path):
-            if columns is None:
-                columns, guess = records.choose_columns(place, record, spec.options, wanted)
-                if guess and guess not in notes and not is_known:
-                    notes.append(guess)
+            columns = columns or records.choose_columns(place, record, spec.options, wanted)
             try:
                 problem = records.make_problem(record, columns, spec.instruction)
-            except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            except ValueError as error:
                 if not is_known:
                     raise ValueError(f"{place}: {error}") from None
                 unusable.append(f"{place}: {error}")  # nobody here can mend it
                 continue
-            first_place, first = found.setdefault(problem.key, (place, problem))
-            if first is problem:
-                continue
-            repeated.append(place)
-            if (
-                wanted == "answer"
-                and not is_known
-                and first.task == problem.task == mathematics.__name__
-                and not mathematics.equal(first.answer, problem.answer)
-            ):
-                raise ValueError(
-                    f"{place}: one problem has two answers: {first.text!r:.60} has"
-                    f" {first.answer!r:.60} in {first_place}, and {problem.text!r:.60} has"
-                    f" {problem.answer!r:.60} here: remove one"
-                )
-    if len(unusable) > MOST_UNUSABLE * (len(found) + len(repeated) + len(unusable)):
-        raise ValueError(f"{len(unusable)} records of {spec.name} cannot be used; {unusable[0]}")
+            if problem.key in found:
+                repeated.append(place)
+            found.setdefault(problem.key, problem)
+    notes = []
+    guesses = [f"{key}={column}" for key, column in columns.items() if key not in spec.options]
+    if guesses and not is_known:
+        notes.append(f"columns guessed: {', '.join(guesses)}; for others add ,NAME=COLUMN")
     if unusable:
         notes.append(
             f"{len(unusable)} records cannot be used and were left out, the first: {unusable[0]}"
         )
-    problems = [problem for _, problem in found.values()]
-    if any(problem.task == programming.__name__ for problem in problems):
+    if repeated:
+        notes.append(f"{len(repeated)} repeated problems were left out, the first: {repeated[0]}")
+    if "tests" in columns:
         sandbox.require_sandbox()
         warning = "WARNING, programs of the model run with less than full confinement: "
         notes += [warning + gap for gap in sandbox.missing()]
-    if repeated:
-        notes.append(f"{len(repeated)} repeated problems were left out, the first: {repeated[0]}")
-    return sorted(problems, key=lambda problem: checksum(problem.key)), notes
+    return sorted(found.values(), key=lambda problem: checksum(problem.key)), notes

@@ -15,9 +15,17 @@ import pytest
 
 from core.settings import Settings
 from data import Problem, is_held_out, sandbox, tasks
-from data import load as loading
 from data import records as files
-from data.load import KNOWN, load_data, load_evaluation, next_source, parse_spec
+from data.load import (
+    KNOWN,
+    Source,
+    Spec,
+    load_data,
+    load_evaluation,
+    next_source,
+    parse_spec,
+    task_of,
+)
 from data.tasks import arithmetic, mathematics
 from machinery.run import refuse_raising_tasks
 
@@ -51,10 +59,14 @@ def load(argument: str, train: int | None = None, validation: int | None = None)
     return source
 
 
+def both(argument: str) -> list[Problem]:
+    source = load(argument)
+    return source.train + source.validation
+
+
 def read(path: str, instruction: str | None = None) -> list[Problem]:
     """All problems of a file."""
-    name = path.partition(",")[0]
-    return load_evaluation(f"{path},validation={name}", 10**6, instruction).validation
+    return load_evaluation(f"{path},validation={path}", 10**6, instruction).validation
 
 
 @pytest.fixture
@@ -72,42 +84,29 @@ def squares(tmp_path, monkeypatch):
 def test_every_format_gives_the_same_problems(tmp_path):
     odd = {"id": 0, "problem": 'A "quoted", two-\nline\u2028 prompt: π?', "answer": "\\frac{1}{2}"}
     long = {"id": 1, "problem": "?" * 200_000, "answer": "1"}
-    for suffix in files.FORMATS:
-        problems = read(write(tmp_path / f"mine{suffix}", [odd, long, *records(98)]))
-        made = {problem.prompt: problem for problem in problems}
-        assert len(made) == 100
-        assert made[f"{odd['problem']}\n\n{mathematics.INSTRUCTION}"].answer == "\\frac{1}{2}"
-        usual = made[f"What is 7 + 1?\n\n{mathematics.INSTRUCTION}"]
-        assert usual == Problem(usual.prompt, "8", mathematics.__name__, text="What is 7 + 1?")
+    paths = [
+        write(tmp_path / f"mine{suffix}", [odd, long, *records(98)]) for suffix in files.FORMATS
+    ]
+    cells = '""{0}problem{0}answer\n0{0}"1, plus\n1?"{0}2\n1{0}é?{0}4\n'
+    for path in paths:
+        made = {problem.text: problem for problem in read(path)}
+        assert len(made) == 100 and made[odd["problem"]].answer == "\\frac{1}{2}"
+        text = "What is 7 + 1?"
+        prompt = f"{text}\n\n{mathematics.INSTRUCTION}"
+        assert made[text] == Problem(prompt, "8", mathematics.__name__, text=text)
+    for separator in ";\t":  # of other programs' tables
+        (tmp_path / "a.csv").write_text(cells.format(separator), encoding="utf-8-sig")
+        answers = {problem.text: problem.answer for problem in read(str(tmp_path / "a.csv"))}
+        assert answers == {"1, plus\n1?": "2", "é?": "4"}
 
 
 def test_columns_are_guessed_and_told_or_named(tmp_path):
     rows = records(40, problem="question", answer="final_answer")
     path = write(tmp_path / "a.jsonl", [row | {"query": "other", "gold": "0"} for row in rows])
-    source = load(path)
-    assert "problem=question, answer=final_answer" in source.notes[0]
-    named = load(f"{path},problem=question,answer=gold")
-    assert {problem.answer for problem in named.train} == {"0"} and named.notes == []
-    assert named.train[0].prompt == source.train[0].prompt and source.train[0].answer != "0"
-
-
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-8-sig", "latin-1"])
-@pytest.mark.parametrize("separator", [";", "\t"])
-def test_tables_of_other_programs_are_read_and_latin_1_is_named(tmp_path, separator, encoding):
-    lines = ["", "problem", "answer"], ["0", "1, plus\n1?", "2"], ["1", "é?", "4"]
-    text = "".join(separator.join(f'"{cell}"' for cell in line) + "\n" for line in lines)
-    path = tmp_path / "a.csv"
-    path.write_bytes(text.encode(encoding))
-    if encoding == "latin-1":
-        with pytest.raises(ValueError, match="line 4 is not in UTF-8, but perhaps in Latin-1"):
-            read(str(path))
-    else:
-        answers = {problem.text: problem.answer for problem in read(str(path))}
-        assert answers == {"1, plus\n1?": "2", "é?": "4"}
-
-
-def test_an_instruction_of_ones_own_is_said_after_each_problem(tmp_path):
-    path = write(tmp_path / "a.jsonl", records(40))
+    source, named = load(path), load(f"{path},problem=question,answer=gold")
+    assert "problem=question, answer=final_answer" in source.notes[0] and named.notes == []
+    assert {problem.answer for problem in named.train} == {"0"} != {source.train[0].answer}
+    assert [problem.text for problem in named.train] == [problem.text for problem in source.train]
     usual = f"\n\n{mathematics.INSTRUCTION}"
     for instruction, wanted in ((None, usual), ("Be brief.", "\n\nBe brief."), ("", "")):
         assert {p.prompt.partition("?")[2] for p in read(path, instruction)} == {wanted}
@@ -115,20 +114,22 @@ def test_an_instruction_of_ones_own_is_said_after_each_problem(tmp_path):
 
 def test_a_column_of_tests_makes_programming_problems(tmp_path, monkeypatch):
     path = write(tmp_path / "a.parquet", [{"problem": "Print 2.", "answer": "", "tests": TESTS}])
+    monkeypatch.setattr(sandbox, "missing", lambda: ["no Landlock: files"])
     ((usual,), (fast,)) = read(path), read(path, "Fast.")
     assert usual.task == "data.tasks.programming" and fast.prompt == f"{usual.prompt}\n\nFast."
-    monkeypatch.setattr(sandbox, "missing", lambda: ["no Landlock: files"])
-    (note,) = [n for n in load_evaluation(f"{path},validation={path}", 1).notes if "WARN" in n]
-    assert "no Landlock" in note
+    assert "no Landlock" in load_evaluation(f"{path},validation={path}", 1).notes[-1]
 
 
-def test_the_task_of_a_data_set_is_told_without_reading_it(tmp_path, monkeypatch):
+def test_the_task_of_a_data_set_is_told_without_reading_it(tmp_path):
     answers = write(tmp_path / "a.jsonl", records(20))
     open(answers, "a").write("this line is never read")
     tests = write(tmp_path / "b.jsonl", [{"question": "?", "tests": "[]"}] * 2)
-    assert loading.task_of(answers) == loading.task_of("aime24") == "data.tasks.mathematics"
-    assert loading.task_of(tests) == loading.task_of("deepcoder:2") == "data.tasks.programming"
-    assert loading.task_of("arithmetic") == "data.tasks.arithmetic"
+    for task, arguments in (
+        ("mathematics", [answers, "aime24", f"{tests},answer=tests"]),
+        ("programming", [tests, "deepcoder:2"]),
+        ("arithmetic", ["arithmetic"]),
+    ):
+        assert {*map(task_of, arguments)} == {f"data.tasks.{task}"}
 
 
 # A file, its content with // for a line end, and words of the sentence beside its name.
@@ -138,35 +139,28 @@ a.csv | problem,answer// | holds no record
 a.jsonl | {"problem": "x", "answer": "1"}//{"problem": "y"} | line 2: column 'answer' is empty
 a.jsonl | {"problem": " ", "answer": "1"} | line 1: column 'problem' is empty
 a.jsonl | //{"problem": "x", "answer": {"a": 1}} | line 2: an answer is a text or a number
-a.jsonl | {"problem": "x", "answer": NaN} | line 1.* not nan
-a.jsonl | //{"problem": "x\ud800", "answer": "1"} | line 2: .* half of a character
+a.jsonl | {"problem": "x", "answer": NaN} | line 1.* holds nan
+a.jsonl | //{"problem": "x\ud800", "answer": "1"} | line 2: .*surrogates not allowed
 a.jsonl | {"problem": ["x"], "answer": "1"} | line 1: column 'problem' holds no text
 a.jsonl | {"problem": "x", "answer": "1"}//{"problem": "y", "an | line 2 is not JSON
-a.jsonl | {"problem": "x", "answer": "1"}//[1] | line 2: a record must be an object
+a.jsonl | {"problem": "x", "answer": "1"}//[1] | line 2: a record is an object
 a.jsonl | {"problem": "x", "answer": "1"}//{"problem": "ÿ", "answer": "1"} | line 2 is not in UTF-8
-a.jsonl | {"problem": "a", "answer": "1", "answer": "2"} | line 1 .*'answer' is there twice
 a.jsonl | {"task": "x", "result": "1"} | line 1: no column problem or .* are task, result: add
 a.jsonl,answer=key | {"problem": "x", "answer": "1"} | line 1: no column key holds the answer
 a.jsonl | {"problem": "x", "tests": "{}"} | line 1: .* tests
-a.jsonl | {"problem": "3?", "answer": "a \\boxed{3 b"} | line 1: .* not close
-a.jsonl | {"problem": "3?", "answer": "\\boxed{3} \\boxed{4}"} | line 1: .* several boxes
-a.json | [{"problem": "x",//"answer": "ÿ"}] | line 2 is not in UTF-8, but
+a.jsonl | {"problem": "3?", "answer": "a \\boxed{3 b"} | line 1: .* that closes
+a.json | [{"problem": "x",//"answer": "ÿ"}] | line 2 is not in UTF-8: save
+a.json | [{"problem": "x",//"answer" "y"}] | line 2 is not JSON
 a.json | {"problem": "x"} | holds no list of records, but a dict
 a.json | [{"problem": "x", "answer": "1"}, {"problem": "y"}] | record 2: column 'answer' is empty
-a.csv | problem,answer//x,1//y// | line 3: column 'answer' is empty: fill it in
+a.csv | problem,answer//x,1//y// | line 3: column 'answer' is empty .*: fill it in
 a.csv | problem,answer//x,1//y,1,2// | line 3: more cells than columns.* holds ','
 a.csv | problem,answer//x,"1// | after line 1 is not CSV
-a.csv | problem,answer,answer,//a,1,2,// | line 1: two columns are named 'answer'
-a.csv | problem,answer//x,1//x ,2// | line 3: .*'x' .*'1' .*line 2.*'2' here
-a.csv | problem,answer//x,NaN// | line 2: .*holds 'NaN'
-a.csv | problem,answer//x,None// | line 2: .*holds 'None'
-a.csv | problem,answer//x, null // | line 2: .*holds ' null '
-a.csv | problem,answer//x,N/A// | line 2: .*holds 'N/A'
 a.csv | problem,answer//x,#N/A// | line 2: .*holds '#N/A'
-a.csv | problem,answer//x,?// | line 2: .*holds '\?'
+a.csv | problem,answer//x, null // | line 2: .*holds ' null '
 a.parquet | not parquet | is no Parquet file that can be read
 a.txt | x | is not a file of records; the endings known are \.jsonl
-a.jsonl | {"problem": "x", "answer": "1"} | none of its 1 problems .* by ,validation=FILE
+a.jsonl | {"problem": "x", "answer": "1"} | no problem for validation.* by ,validation=FILE
 """
 
 
@@ -177,24 +171,20 @@ def test_a_file_that_cannot_be_used_is_refused_with_its_place(tmp_path):
         path.write_bytes(content.replace("//", "\n").encode("latin-1"))
         with pytest.raises(ValueError, match=words) as error:
             load(str(tmp_path / name))
-        assert str(path) in str(error.value), line
+        assert path.name in str(error.value), line
     path.write_bytes(b"[" * 100_000)
     with pytest.raises(ValueError, match="line 1 is not JSON"):
         load(str(path))
 
 
 def test_a_number_is_the_shortest_decimal_that_was_stored(tmp_path):
-    """In any format: also if a program has written all digits of a number with 32 bits."""
+    """Also if a program has written all digits of a number with 32 bits."""
     decimals = [1.3, 0.1, 2.75, -0.7, 1.9, 3.0]
-    for width in (pyarrow.float16(), pyarrow.float32(), pyarrow.float64()):
-        column = pyarrow.array(decimals, pyarrow.float64()).cast(pyarrow.float32()).cast(width)
-        table = pyarrow.table({"problem": list(map(str, decimals)), "answer": column})
-        paths = [str(tmp_path / "a.parquet")]
-        pyarrow.parquet.write_table(table, paths[0])
-        if width == pyarrow.float64():  # as JSON and CSV write 32 bits
-            paths += [write(tmp_path / f"a{end}", table.to_pylist()) for end in (".csv", ".jsonl")]
-        for path in paths:
-            assert all(float(problem.text) == float(problem.answer) for problem in read(path))
+    narrow = pyarrow.array(decimals, pyarrow.float32())
+    table = pyarrow.table({"problem": [*map(str, decimals)], "answer": narrow})
+    for suffix in files.FORMATS:
+        problems = read(write(tmp_path / f"a{suffix}", table.to_pylist()))
+        assert all(float(problem.text) == float(problem.answer) for problem in problems)
     for answer, shortest in (
         (0.1 + 0.2, "0.3"),
         ("0.30000000000000004", "0.3"),
@@ -264,34 +254,33 @@ def test_what_is_held_out_depends_on_the_text_alone(tmp_path):
     evaluated = load_evaluation(str(tmp_path / "a.jsonl"), 1000)
     assert evaluated.validation[:20] == source.validation and evaluated.train == []
     number = len(evaluated.validation)
-    assert f"1000 held-out problems were asked for, and there are {number}" in evaluated.notes
+    assert f"1000 problems for validation were asked for, and there are {number}" in evaluated.notes
     # None is in the tenth.
     few = write(tmp_path / "few.jsonl", [row for row in rows if not is_held_out(row["problem"])])
-    for command in (load, lambda path: load_evaluation(path, 5)):
-        with pytest.raises(ValueError, match="none of its .* add problems, or .*,validation=FILE"):
-            command(few)
-    with pytest.raises(ValueError, match="no training problem is left"):
-        load(f"{few},validation={few}")
+    for part, argument in (("validation", few), ("train", f"{few},validation={few}")):
+        with pytest.raises(ValueError, match=f"no problem for {part}"):
+            load(argument)
+    with pytest.raises(ValueError, match="no problem for validation"):
+        load_evaluation(few, 5)
 
 
 def test_texts_that_differ_in_spaces_and_line_ends_alone_are_one_problem(tmp_path):
-    rows = records(50)
-    rows += [rows[3] | {"problem": "  What is 3 +\n1? "}, rows[4] | {"answer": "5.0"}]
+    rows = records(50) + [{"id": 0, "problem": "  What is 3 +\n1? ", "answer": "4"}]
     texts = ["Write 11/2", "Write 1 1/2", "52 + 1", "5² + 1", "aB", "Ab", "x$1", "x1"]
     rows += [{"id": 0, "problem": text, "answer": str(100 + i)} for i, text in enumerate(texts)]
-    source = load(write(tmp_path / "a.csv", rows))
-    assert any(re.search(r"2 repeated .* the first: .*a\.csv, line 53", s) for s in source.notes)
-    answers = [problem.answer for problem in source.train + source.validation]
-    assert sorted(answers, key=int) == [str(i) for i in [*range(1, 51), *range(100, 108)]]
+    path = write(tmp_path / "a.csv", rows)
+    assert re.search(r"1 repeated .* the first: .*a\.csv, line 53", load(path).notes[-1])
+    answers = sorted(int(problem.answer) for problem in both(path))
+    assert answers == [*range(1, 51), *range(100, 108)]
 
 
 # --- names and mixtures ---------------------------------------------------------------------------
 
 
 def test_arguments_are_read():
-    assert parse_spec("polaris:3") == loading.Spec("polaris", 3.0, {})
+    assert parse_spec("polaris:3") == Spec("polaris", 3.0, {})
     spec = parse_spec("a/b.jsonl:.5,problem=q,answer=a b")
-    assert spec == loading.Spec("a/b.jsonl", 0.5, {"problem": "q", "answer": "a b"})
+    assert spec == Spec("a/b.jsonl", 0.5, {"problem": "q", "answer": "a b"})
     assert parse_spec("C:x.jsonl").name == "C:x.jsonl"
 
 
@@ -299,8 +288,7 @@ REFUSED = r"""
 a:0                   above 0
 a,b                   no option
 a,problem=            no option
-a,weight=2            They are problem=
-aime24                for evaluation
+a,weight=2            options are problem,
 algebra               no such file or folder, and no data set .*; known are polaris, .*, arithmetic
 mathematics           without problems of its own
 arithmetic,x=1        unexpected .* 'x'
@@ -332,12 +320,10 @@ def test_mixed_sources_keep_their_names_apart(tmp_path):
 
 
 def test_the_template_of_the_readme_is_a_task(squares):
-    problem, score = (
-        load("squares", 1, 1).train[0],
-        importlib.import_module("data.tasks.squares").score,
-    )
-    assert score(problem, f"so</think>It is {problem.answer}")
-    assert not score(problem, f"{problem.answer}</think>") and not score(problem, "</think>12 13")
+    answer = load("squares", 1, 1).train[0].answer
+    problem, score = Problem("", answer, ""), importlib.import_module("data.tasks.squares").score
+    assert score(problem, f"so</think>It is {answer}")
+    assert not score(problem, f"{answer}</think>") and not score(problem, "</think>12 13")
 
 
 def test_a_task_of_ones_own_with_too_few_problems_is_told_or_refused(monkeypatch):
@@ -349,12 +335,12 @@ def test_a_task_of_ones_own_with_too_few_problems_is_told_or_refused(monkeypatch
     assert source.train == train and len(source.validation) == 5
     assert source.notes == [f"300 problems for train were asked for, and there are {len(train)}"]
     made.clear()
-    with pytest.raises(ValueError, match=r"arithmetic\.py: problems\('train', 50, 0\) returned no"):
+    with pytest.raises(ValueError, match="arithmetic: there is no problem for train"):
         load("arithmetic", 50)
 
 
 def test_a_task_that_raises_on_its_own_reference_is_refused_with_its_traceback():
-    source = loading.Source("x", 1.0, [Problem("?", "no", "nowhere")], [])
+    source = Source("x", 1.0, [Problem("?", "no", "nowhere")], [])
     said = "(?s)nowhere.score cannot judge its own reference.*No module named 'nowhere'"
     with pytest.raises(ValueError, match=said):
         refuse_raising_tasks(Settings(), [source])
@@ -366,34 +352,29 @@ def test_a_task_that_raises_on_its_own_reference_is_refused_with_its_traceback()
 def hub_rows(letter: str, start: int = 0, **columns) -> list[dict]:
     """Fifty records: a problem, a worked solution, and columns with their number in the place of
     {}."""
-    made = []
-    for i in map(str, range(start, start + 50)):
-        others = {name: text.replace("{}", i) for name, text in columns.items()}
-        made.append({"problem": f"{letter} {i}", "solution": rf"so \boxed{{{i}}}."} | others)
-    return made
+    columns = {"problem": f"{letter} {{}}", "solution": r"so \boxed{{{}}}.", **columns}
+    numbers = range(start, start + 50)
+    return [{name: text.format(i) for name, text in columns.items()} for i in numbers]
 
 
 END = "-00000-of-00001.parquet"
-AS_ON_THE_HUB = {  # the files of each data set
+GSM8K = "2+2\n#### {}"
+AS_ON_THE_HUB = {  # the files of each data set, with problems P to train on
     "polaris": {"polaris-data-53K.parquet": hub_rows("P", answer="{}")},
     "deepscaler": {"deepscaler.json": hub_rows("P", answer="{}")},
     "gsm8k": {
-        f"main/train{END}": hub_rows("P", answer="2+2\n#### {}"),
-        f"main/test{END}": hub_rows("T", answer="2+2\n#### {}"),
-        f"socratic/train{END}": hub_rows("S", answer="2+2\n#### {}"),
+        f"main/train{END}": hub_rows("P", answer=GSM8K),
+        f"main/test{END}": hub_rows("T", answer=GSM8K),
+        f"socratic/train{END}": hub_rows("S", answer=GSM8K),
     },
-    "math": {
-        f"algebra/train{END}": hub_rows("P"),
-        f"geometry/train{END}": hub_rows("P", 50),
-        f"algebra/test{END}": hub_rows("T"),
-    },
+    "math": {f"algebra/train{END}": hub_rows("P"), f"algebra/test{END}": hub_rows("T")},
     "math500": {"test.jsonl": hub_rows("T", answer="{}")},
     "aime24": {f"data/test{END}": hub_rows("T")},
     "aime25": {"test.jsonl": hub_rows("T")},
     "deepcoder": {
-        f"primeintellect/train{END}": hub_rows("P", tests=TESTS),
-        f"taco/train{END}": hub_rows("P", 50, tests=TESTS),
-        f"lcbv5/test{END}": hub_rows("T", tests=TESTS),
+        f"taco/train{END}": hub_rows("P", tests=TESTS.replace("{", "{{").replace("}", "}}")),
+        f"lcbv5/test{END}": hub_rows("T", tests=TESTS.replace("{", "{{").replace("}", "}}")),
+        f"other/train{END}": hub_rows("S"),
     },
 }
 
@@ -401,71 +382,62 @@ AS_ON_THE_HUB = {  # the files of each data set
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
     """Folders with small data sets that lie as those of the hub do, which can be downloaded."""
+    repositories = {name: tmp_path / KNOWN[name].partition(",")[0] for name in KNOWN}
     for name, content in AS_ON_THE_HUB.items():
         for path, records in content.items():
-            write(tmp_path / KNOWN[name].repository / path, records)
+            write(repositories[name] / path, records)
     download = lambda name, repo_type, allow_patterns: str(tmp_path / name)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    return tmp_path
+    return repositories
 
 
-@pytest.mark.parametrize("name", KNOWN)
-def test_known_data_sets_are_trained_and_evaluated_on_by_name(hub, name):
-    evaluated = load_evaluation(name, 1000).validation
-    assert {problem.task for problem in evaluated} == {loading.task_of(name)}
-    has_test = any("test" in path for path in AS_ON_THE_HUB[name])
-    if has_test:
-        assert {problem.text for problem in evaluated} == {f"T {i}" for i in range(50)}
-    if KNOWN[name].for_training:
-        source = load(name)
-        problems = source.train + source.validation
-        total = {"math": 100, "deepcoder": 100}.get(name, 50)
+def test_known_data_sets_are_trained_and_evaluated_on_by_name(hub):
+    for name, content in AS_ON_THE_HUB.items():
+        evaluated = load_evaluation(name, 50).validation
+        assert {problem.task for problem in evaluated} == {task_of(name)}
+        of_test = {f"T {i}" for i in range(50)}
+        has_test = any("test" in path for path in content)
+        if has_test:
+            assert {problem.text for problem in evaluated} == of_test
+        if has_test and len(content) == 1:
+            with pytest.raises(ValueError, match="for evaluation"):
+                load(name)
+            continue
+        source, problems = load(name), both(name)
         assert source.name == name and source.notes == []
-        assert {problem.text for problem in problems} == {f"P {i}" for i in range(total)}
+        assert {problem.text for problem in problems} == {f"P {i}" for i in range(50)}
         assert has_test or evaluated == source.validation
         if name != "deepcoder":
             assert all(problem.text == f"P {problem.answer}" for problem in problems)
 
 
 def test_any_data_set_of_the_hub_and_any_folder_can_be_named(hub, tmp_path):
-    source = load("openai/gsm8k,subset=main")
-    assert len(source.train + source.validation) == 50 and source.name == "gsm8k"
+    assert len(both("openai/gsm8k,subset=main")) == 50 and load("openai/gsm8k").name == "gsm8k"
     folder = tmp_path / "folder"
-    write(folder / "sub" / "train.jsonl", records(40))
-    write(folder / "sub" / "val.jsonl", records(10, start=100))
-    source = load(f"{folder},subset=sub")
-    assert len(source.train + source.validation) == 40, "val says validation"
-    assert load_evaluation(str(folder), 40).validation == source.validation
-    by_its_word = load_evaluation(f"{folder},split=val", 10).validation
-    assert len(by_its_word) == 10
-    apart = load(f"{folder / 'sub' / 'train.jsonl'},validation={folder}")
-    assert apart.validation == by_its_word
-    write(folder / "test" / "a.jsonl", records(10, start=200))
-    assert len(load_evaluation(str(folder), 10).validation) == 10
-    assert load(f"{folder},split=train").train == source.train
-    for argument, words in (
-        (f"{folder},split=test", "for evaluation"),
-        (f"{folder},subset=other", "no file of records below other"),
-        (f"{folder},subset=test", "for evaluation"),
+    write(folder / "test" / "train.jsonl", records(40))  # the last word of a path decides
+    write(folder / "test" / "val.jsonl", records(10, start=100))
+    assert len(both(f"{folder},subset=test")) == 40
+    by_its_word = load_evaluation(str(folder), 10).validation
+    assert {problem.answer for problem in by_its_word} == {str(i) for i in range(101, 111)}
+    assert load(f"{folder}/test/train.jsonl,validation={folder}").validation == by_its_word
+    write(folder / "a-test" / "a.jsonl", records(10, start=200))
+    assert load_evaluation(str(folder), 10).validation[0].answer > "200", "test before val"
+    for subset, words in (
+        ("other", "no file of records below other"),
+        ("a-test", "for evaluation"),
     ):
         with pytest.raises(ValueError, match=words):
-            load(argument)
+            load(f"{folder},subset={subset}")
 
 
-def test_a_few_bad_records_of_a_known_data_set_are_left_out_and_told(hub):
-    path = hub / KNOWN["deepscaler"].repository / "deepscaler.json"
+def test_a_bad_record_of_a_known_data_set_is_left_out_and_told(hub):
+    path = hub["deepscaler"] / "deepscaler.json"
     rows = json.loads(path.read_text())
     rows[7]["answer"] = None
     path.write_text(json.dumps(rows))
-    source = load("deepscaler")
-    assert len(source.train) + len(source.validation) == 49
+    assert len(both("deepscaler")) == 49
     message = r"1 records cannot be used .*deepscaler\.json, record 8: column 'answer' is empty"
-    assert re.search(message, source.notes[0])
-    for row in rows[10:15]:
-        row["answer"] = ""
-    path.write_text(json.dumps(rows))
-    with pytest.raises(ValueError, match=r"6 records of deepscaler cannot be used; .*record 8"):
-        load("deepscaler")
+    assert re.search(message, load("deepscaler").notes[0])
 
 
 def test_an_unreachable_hub_says_what_to_do(monkeypatch):

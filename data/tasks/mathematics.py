@@ -100,8 +100,10 @@ def problem(text: str, answer: str, instruction: str | None = None) -> Problem:
         answer = answer.rpartition("####")[2]
     elif boxed is not None:
         answer = boxed
-    elif len(answer) > LONGEST_ANSWER:
-        raise ValueError("the answer is a long text without \\boxed{} or ####")
+    elif len(answer) > LONGEST_ANSWER or "\\boxed" in answer:
+        raise ValueError(
+            "the answer is a long text without ####, or without a \\boxed{} that closes"
+        )
     if not answer.strip():
         raise ValueError("the answer is empty")
     return Problem(worded(text, instruction), answer.strip(), task="data.tasks.mathematics")

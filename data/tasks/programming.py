@@ -53,24 +53,24 @@ else:
 """
 
 
-def problem(text: str, tests, starter_code: str = "") -> Problem:
+def problem(text: str, tests, starter_code: str = "", instruction: str | None = None) -> Problem:
     """The prompt for a problem, and its tests in one form. Raises ValueError for tests in a form
     that is not known."""
     function, cases = read_tests(tests)
     usual = [case for case in cases if characters(case) <= LONGEST_TEST]
     usual = usual or [min(cases, key=characters)]
     longest = sorted(usual, key=lambda case: characters(case[0]), reverse=True)[:MOST_TESTS]
-    instruction = STDIN_INSTRUCTION
+    wanted = STDIN_INSTRUCTION
     if function is not None:
         start = starter_code or f"def {function}(...):"
-        instruction = CALL_INSTRUCTION.format(name=function, start=start)
+        wanted = CALL_INSTRUCTION.format(name=function, start=start)
     answer = json.dumps({"function": function, "tests": longest})
-    return Problem(f"{text.strip()}\n\n{instruction}", answer, task="data.tasks.programming")
+    return Problem(worded(text, instruction, wanted), answer, task="data.tasks.programming")
 
 
-def worded(text: str, instruction: str | None = None) -> str:
-    """A problem that is tested by standard input, as the model gets it. instruction: behind it."""
-    return f"{text.strip()}\n\n{STDIN_INSTRUCTION}\n\n{instruction or ''}".strip()
+def worded(text: str, instruction: str | None = None, wanted: str = STDIN_INSTRUCTION) -> str:
+    """A problem as the model gets it: what is wanted stands behind it, and then the instruction."""
+    return f"{text.strip()}\n\n{wanted}\n\n{instruction or ''}".strip()
 
 
 def characters(value) -> int:
@@ -92,16 +92,18 @@ def read_tests(tests) -> tuple[str | None, list]:
                           "output": JSON, "metadata": {"func_name": ...}}, ...]
         codeforces      [{"input": ..., "output": ...}, ...]
     """
-    tests = parsed(tests)
-    if isinstance(tests, dict):
-        tests = one_by_one(**tests)
-    if not isinstance(tests, list) or not tests or not all(isinstance(x, dict) for x in tests):
-        raise ValueError("the tests are neither a list nor inputs and outputs, or there are none")
-    named = [read_test(test) for test in tests]
-    names = {name for name, _, _ in named}
-    if len(names) != 1:
-        raise ValueError("the tests call different functions, or only some of them call one")
-    return names.pop(), [[given, right] for _, given, right in named]
+    try:
+        tests = parsed(tests)
+        if isinstance(tests, dict):
+            pairs = zip(tests["inputs"], tests["outputs"], strict=True)
+            tests = [{**tests, "input": given, "output": wanted} for given, wanted in pairs]
+        names, given, right = zip(*map(read_test, tests))
+        (name,) = {*names}
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(
+            f"the tests have no form that is known, or call different functions: {error!r}"
+        ) from None
+    return name, [*zip(given, right)]
 
 
 def parsed(value):
@@ -109,21 +111,11 @@ def parsed(value):
     return json.loads(value) if isinstance(value, str) else value
 
 
-def one_by_one(inputs=(), outputs=(), fn_name: str | None = None, **_) -> list[dict]:
-    """The tests in the form of taco, one by one."""
-    if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
-        raise ValueError("the inputs and the outputs of the tests must be lists of one length")
-    pairs = zip(inputs, outputs)
-    return [{"input": given, "output": wanted, "fn_name": fn_name} for given, wanted in pairs]
-
-
 def read_test(test: dict) -> tuple[str | None, object, list]:
     """The function that a test calls, or None; its input; and the outputs that are right."""
-    if "input" not in test or "output" not in test:
-        raise ValueError(f"a test has no input or no output, but {', '.join(test)}")
     given, wanted, metadata = test["input"], test["output"], parsed(test.get("metadata") or {})
     name = test.get("fn_name") or metadata.get("func_name")
-    if name is None or test.get("testtype") == "stdin" or test.get("type") == "stdin_stdout":
+    if not name:
         return None, as_text(given), [as_text(wanted)]
     if test.get("testtype") == "functional":
         arguments = [json.loads(line) for line in given.splitlines() if line.strip()]
@@ -156,8 +148,6 @@ def score(problem: Problem, completion: str) -> bool:
 def passes(program: str, function: str | None, given, wanted: list, seconds: float) -> bool:
     """One test: whether the program ends in time, with status 0, and its output is one of those
     wanted. seconds: of CPU time that are left."""
-    if seconds == 0:
-        return False
     arguments = ["-c", RUNNER] + ([function] if function is not None else [])
     stdin = (given if function is None else json.dumps(given)).encode(errors="surrogatepass")
     longest = 10_000 + 4 * max(map(characters, wanted))
