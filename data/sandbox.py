@@ -8,8 +8,8 @@ privileges and without a helper program, by two mechanisms that they cannot take
 
     Landlock   no file can be opened but Python's own; none can be written, made or removed, not
                even a temporary one
-    seccomp    only the system calls with which Python reads, computes and writes (ALLOWED,
-               CHECKED); all others fail
+    seccomp    only the system calls with which Python reads, computes and writes (CALLS); all
+               others fail
 
 A process that cannot fork leaves no descendants: killing it is killing all of it. Its threads need
 memory, which is limited: with 4 GiB some 390 of usual size can start. If this machine
@@ -22,12 +22,11 @@ import json
 import math
 import os
 import platform
+import re
 import resource
 import select
 import signal
-import stat
 import struct
-import subprocess
 import sys
 import tempfile
 import time
@@ -70,34 +69,83 @@ def run(
     of CPU time, and PATIENCE times as many of the clock, with status 0 and with at most so many
     bytes. Address space is limited as it is for this process; the environment is empty; standard
     error is thrown away."""
-    began = cpu_of_children()
+    # Otherwise numpy starts a thread for each core.
+    environment = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+
+    def become_python() -> None:
+        os.dup2(os.open("stdin", os.O_RDONLY), 0)
+        os.execve(sys.executable, [sys.executable, "-I", "-B", *arguments], environment)
+
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "program.py").write_text(source, encoding="utf-8", errors="surrogatepass")
         Path(folder, "stdin").write_bytes(stdin)  # a file, since a full pipe would block
-        with open(Path(folder, "stdin"), "rb") as file:
-            process = subprocess.Popen(
-                [sys.executable, "-I", "-B", *arguments],
-                stdin=file,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                cwd=folder,
-                # Otherwise numpy starts a thread for each core.
-                env={"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"},
-                start_new_session=True,
-                preexec_fn=confinement(folder, seconds),
-            )
-        deadline = time.monotonic() + PATIENCE * seconds
+        return confined(become_python, folder, seconds, longest_output)
+
+
+def call(function: Callable[[], object], seconds: float):
+    """What function() returns, as JSON can hold it. A fork of this process computes it, confined as
+    a program is; besides, it can start no thread and no program. It sees what this process has in
+    its memory and can change its own copy only, so nothing that it does reaches the next call.
+
+    Raises TimeoutError if it has not returned in time (as for `run`), died, or returned too much;
+    and `RaisedInside` if function() has raised. Address space is limited as for this process.
+    """
+
+    def answer() -> None:
+        reply, returned, raised = os.dup(1), None, ""
+        os.dup2(2, 1)  # what is printed is lost
         try:
-            output = read(process.stdout.fileno(), deadline, longest_output)
-            if output is not None:
-                # If it has not ended by then, it is killed: that is no status 0.
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(max(0.0, deadline - time.monotonic()))
+            returned = function()
+        except Exception:
+            raised = traceback.format_exc()
+        os.write(reply, json.dumps([returned, raised]).encode())
+
+    output = confined(answer, READABLE[0], seconds, LONGEST_REPLY, "clone", "execve")
+    try:
+        returned, raised = json.loads(output)
+    except (ValueError, TypeError, RecursionError):
+        raise TimeoutError("it did not end in time, or it died") from None
+    if raised:
+        raise RaisedInside(str(raised))
+    return returned
+
+
+def confined(
+    function: Callable[[], None], folder: str, seconds: float, longest: int, *refused: str
+) -> bytes | None:
+    """What function() writes to standard output in a fork of this process, which is confined to
+    Python's files and `folder`, without the system calls of these names; None as for `run`."""
+    began, deadline = cpu_of_children(), time.monotonic() + PATIENCE * seconds
+    program, parent, (ours, theirs) = seccomp_filter(*refused), os.getpid(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            os.setsid()
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            for descriptor, file in enumerate((nowhere, theirs, nowhere)):
+                os.dup2(file, descriptor)
+            os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # what is open here stays with the parent
+            os.chdir(folder)
+            confine(parent, folder, seconds, program)
+            function()
+            status = 0
         finally:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.stdout.close()
-            status = process.wait()
+            os._exit(status)  # whatever has happened, it must not go on as the process that it was
+    os.close(theirs)
+    try:
+        output = read(ours, deadline, longest)
+        has_ended = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        while output is not None and not os.waitid(os.P_PID, child, has_ended):
+            if time.monotonic() > deadline:
+                break  # it is killed: that is no status 0
+            time.sleep(0.001)
+    finally:
+        os.close(ours)
+        os.kill(child, signal.SIGKILL)
+        status = os.waitpid(child, 0)[1]
+        with contextlib.suppress(OSError):
+            os.killpg(child, signal.SIGKILL)  # what it has started, where there is no seccomp
     return output if status == 0 and cpu_of_children() - began <= seconds else None
 
 
@@ -114,49 +162,6 @@ def read(channel: int, deadline: float, longest: int) -> bytes | None:
     return None
 
 
-def call(function: Callable[[], object], seconds: float):
-    """What function() returns, as JSON can hold it. A fork of this process computes it, confined as
-    a program is; besides, it can start no thread and no program. It sees what this process has in
-    its memory and can change its own copy only, so nothing that it does reaches the next call.
-
-    Raises TimeoutError if it has not returned in time (as for `run`), died, or returned too much;
-    and `RaisedInside` if function() has raised. Address space is limited as for this process.
-    """
-    enter = confinement("", seconds, "clone", "execve")
-    ours, theirs = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            nowhere = os.open(os.devnull, os.O_RDWR)
-            for descriptor in (0, 1, 2):
-                os.dup2(nowhere, descriptor)
-            os.dup2(theirs, 3)
-            os.closerange(4, os.sysconf("SC_OPEN_MAX"))  # what this process has open stays its own
-            enter()
-            returned, raised = None, ""
-            try:
-                returned = function()
-            except Exception:
-                raised = traceback.format_exc()
-            os.write(3, json.dumps([returned, raised]).encode())
-        finally:
-            os._exit(0)  # whatever has happened, it must not go on as the process that it was
-    os.close(theirs)
-    try:
-        output = read(ours, time.monotonic() + PATIENCE * seconds, LONGEST_REPLY)
-    finally:
-        os.close(ours)
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-    try:
-        returned, raised = json.loads(output)
-    except (ValueError, TypeError, RecursionError):
-        raise TimeoutError("it did not end in time, or it died") from None
-    if raised:
-        raise RaisedInside(str(raised))
-    return returned
-
-
 class RaisedInside(Exception):
     """What the function of a `call` has raised; the message is its traceback."""
 
@@ -167,16 +172,11 @@ def require_sandbox() -> None:
     called wrong."""
     if sys.platform != "linux":
         raise ValueError("programs are judged on Linux only: elsewhere nothing would confine them")
-    cannot = "programs cannot be judged here"
-    if not stat.S_ISCHR(os.stat(os.devnull).st_mode):
-        raise ValueError(f"{cannot}: {os.devnull} is no device any more; make it again with mknod")
-    try:
-        output = run(["-c", "import json; print(6 * 7)"], b"", seconds=60, longest_output=100)
-    except (OSError, subprocess.SubprocessError) as error:
-        raise ValueError(f"{cannot}, the sandbox cannot be entered: {error}") from None
-    if output != b"42\n":
-        readable = f"{sys.prefix}, {sys.base_prefix} and {', '.join(READABLE[:3])}"
-        raise ValueError(f"{cannot}: Python fails in the sandbox, which can read {readable} only")
+    if run(["-c", "import json; print(6 * 7)"], b"", 60, longest_output=100) != b"42\n":
+        raise ValueError(
+            "programs cannot be judged here: Python fails in the sandbox, which can read"
+            f" {sys.prefix}, {sys.base_prefix} and {', '.join(READABLE[:3])} only"
+        )
 
 
 @lru_cache
@@ -204,30 +204,25 @@ def missing() -> list[str]:
 # --- confinement ----------------------------------------------------------------------------------
 
 
-def confinement(folder: str, seconds: float, *refused: str) -> Callable[[], None]:
-    """A function that confines the process that calls it, to Python and `folder`, without the
-    system calls of these names. It runs between fork and exec, so it only makes system calls."""
-    libc, parent, landlock = ctypes.CDLL(None), os.getpid(), landlock_version()
-    program = seccomp_filter(*refused)
-
-    def enter() -> None:
-        resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(seconds),) * 2)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # pipes are no files
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)  # the parent has died meanwhile
-        for capability in range(64):  # of root; others have none
-            libc.prctl(PR_CAPBSET_DROP, capability)
-        libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-        libc.capset(CAPABILITIES_HEADER, NO_CAPABILITIES)
-        if landlock > 0:
-            restrict_files(libc, landlock, folder)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (NUMBER_OF_FILES, NUMBER_OF_FILES))
-        if program and libc.prctl(PR_SET_SECCOMP, 2, ctypes.byref(program), 0, 0) != 0:
-            raise OSError("seccomp refuses")
-
-    return enter
+def confine(parent: int, folder: str, seconds: float, program: "SeccompFilter | None") -> None:
+    """From now on this process can only compute. It dies with its parent."""
+    libc = ctypes.CDLL(None)
+    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(seconds),) * 2)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # pipes are no files
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)  # the parent has died meanwhile
+    for capability in range(64):  # of root; others have none
+        libc.prctl(PR_CAPBSET_DROP, capability)
+    libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    libc.capset(CAPABILITIES_HEADER, NO_CAPABILITIES)
+    version = landlock_version()
+    if version > 0:
+        restrict_files(libc, version, folder)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (NUMBER_OF_FILES, NUMBER_OF_FILES))
+    if program and libc.prctl(PR_SET_SECCOMP, 2, ctypes.byref(program), 0, 0) != 0:
+        raise OSError("seccomp refuses")
 
 
 # Landlock (landlock(7)): a ruleset names kinds of access. They are refused, unless a rule allows
@@ -259,7 +254,7 @@ def restrict_files(libc: ctypes.CDLL, version: int, folder: str) -> None:
         below = os.open(path, os.O_PATH | os.O_CLOEXEC)
         rule = struct.pack("=Qi", access, below)
         if libc.syscall(LANDLOCK_ADD_RULE, ruleset, 1, rule, 0) != 0:
-            raise OSError("Landlock refuses a rule")  # Popen raises, and nothing is run
+            raise OSError("Landlock refuses a rule")  # and nothing is run
         os.close(below)
     if libc.syscall(LANDLOCK_RESTRICT_SELF, ruleset, 0) != 0:
         raise OSError("Landlock refuses")
@@ -270,7 +265,7 @@ def restrict_files(libc: ctypes.CDLL, version: int, folder: str) -> None:
 # system call. The numbers are those of x86-64. On other machines there is no filter.
 
 
-# A name and a number, again and again.
+# Allowed with all arguments: a name and a number, again and again.
 WORDS = """
     read 0  readv 19  pread64 17  write 1  writev 20  lseek 8  open 2  openat 257  close 3
     close_range 436  dup 32  dup2 33  dup3 292  getdents64 217  getcwd 79  stat 4  lstat 6  fstat 5
@@ -288,28 +283,32 @@ WORDS = """
     time 201  gettimeofday 96  nanosleep 35  times 100  getrusage 98  sysinfo 99  uname 63
     getrandom 318  getpid 39  gettid 186  getuid 102  geteuid 107  getgid 104  getegid 108
 """.split()
-ALLOWED = dict(zip(WORDS[::2], map(int, WORDS[1::2])))  # with all arguments
-CLOCKS = tuple(range(12))  # clock_gettime(2); larger ones are the processor time of another process
-# Allowed with some arguments only: the number, and the allowed values by position of the argument.
-CHECKED = {
-    "fcntl": (72, {1: (0, 1, 2, 3, 1030)}),  # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC
+# Allowed with some values of an argument only: name, number, the argument's place, its values.
+CHECKED = """
+    fcntl             72  1  0 1 2 3 1030  # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC
     # TCGETS, TCGETS2, TIOCGWINSZ: is it a terminal, how large; FIOCLEX, FIONCLEX, FIONBIO.
-    "ioctl": (16, {1: (0x5401, 0x802C542A, 0x5413, 0x5451, 0x5450, 0x5421)}),
-    "clone": (56, {0: (0x3D0F00, 0x7D0F00)}),  # what glibc and musl start a thread with; no process
-    "clone3": (435, {0: ()}),  # a filter cannot see its flags
-    # Wait and wake; FUTEX_LOCK_PI names a process.
-    "futex": (202, {1: (0, 1, 128, 129, 131, 9, 137, 265, 393)}),
-    "prlimit64": (302, {0: (0,)}),  # of this process
-    "sched_getaffinity": (204, {0: (0,)}),  # of this process
-    "clock_gettime": (228, {0: CLOCKS}),
-    "clock_getres": (229, {0: CLOCKS}),
-    "clock_nanosleep": (230, {0: CLOCKS}),
-    "arch_prctl": (158, {0: (0x1002,)}),  # ARCH_SET_FS: where a thread has its variables
+    ioctl             16  1  0x5401 0x802C542A 0x5413 0x5451 0x5450 0x5421
+    clone             56  0  0x3D0F00 0x7D0F00  # what glibc and musl start a thread with
+    clone3            435 0  # a filter cannot see its flags
+    futex             202 1  0 1 128 129 131 9 137 265 393  # FUTEX_LOCK_PI, 6, names a process
+    prlimit64         302 0  0  # of this process
+    sched_getaffinity 204 0  0  # of this process
+    # Larger clocks are the processor time of another process.
+    clock_gettime     228 0  0 1 2 3 4 5 6 7 8 9 10 11
+    clock_getres      229 0  0 1 2 3 4 5 6 7 8 9 10 11
+    clock_nanosleep   230 0  0 1 2 3 4 5 6 7 8 9 10 11
+    arch_prctl        158 0  0x1002  # ARCH_SET_FS: where a thread has its variables
     # asyncio wakes itself through a pair of sockets. Streams know each other only; datagrams would
     # reach other sockets.
-    "socketpair": (53, {0: (1,), 1: (0x80001,)}),
-    "sendto": (44, {5: (0,)}),  # to no address
-}
+    socketpair        53  0  1
+    socketpair        53  1  0x80001
+    sendto            44  5  0  # to no address
+"""
+# By name: the number, and the allowed values by the argument's place.
+CALLS = {name: (int(number), {}) for name, number in zip(WORDS[::2], WORDS[1::2])}
+for name, number, place, values in re.findall(r"(?m)^ +(\w+) +(\d+) +(\d)([^#\n]*)", CHECKED):
+    allowed = [int(value, 0) for value in values.split()]
+    CALLS.setdefault(name, (int(number), {}))[1][int(place)] = allowed
 # Refused as if the kernel lacked them: the C library does without.
 NOT_THERE = ("clone3", "sched_getaffinity")
 
@@ -332,10 +331,9 @@ def seccomp_filter(*refused: str) -> SeccompFilter | None:
     if platform.machine() != "x86_64" or ctypes.CDLL(None).prctl(PR_GET_SECCOMP) < 0:
         return None
     code = [(LOAD, ARCHITECTURE_AT), (EQUAL, X86_64, 1), (RETURN, KILL), (LOAD, NUMBER_AT)]
-    calls = {name: (number, {}) for name, number in ALLOWED.items()} | CHECKED
-    for name in refused:
-        del calls[name]
-    for name, (number, arguments) in calls.items():
+    for name, (number, arguments) in CALLS.items():
+        if name in refused:
+            continue
         check = []
         for position, values in arguments.items():
             check.append((LOAD, ARGUMENTS_AT + 8 * position))
