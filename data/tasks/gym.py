@@ -42,45 +42,33 @@ def problems(
         families = ", ".join(sorted(gym.factory.DATASETS))
         said = f"has no family {family!r}" if family else "wants a family, as in gym:products"
         raise ValueError(f"reasoning-gym {said}; it has {families}")
-    refuse_family(family)
+    for why, families in REFUSED.items():
+        if family in families.split():
+            raise ValueError(f"reasoning-gym's {family} is refused: {why}; take another family")
     values = {name: value_of(text) for name, text in options.items()}
-    try:
-        gym.create_dataset(family, size=1, seed=seed, **values)
-    except (TypeError, ValueError, AssertionError) as error:
-        raise ValueError(f"reasoning-gym's {family} does not take {options}: {error}") from None
-    distinct, in_vain = {}, 0
+    made, in_vain = {}, 0
     for entry in entries(family, values, seed):
         text = one_line(entry["question"])
         in_vain += 1
-        if text not in distinct and is_held_out(text) == (split == "validation"):
-            distinct[text] = entry
+        if text not in made and is_held_out(text) == (split == "validation"):
+            metadata = {"family": family, "options": values, "entry": entry["metadata"]}
+            metadata = json.loads(json.dumps(metadata, default=str))
+            prompt = worded(entry["question"], instruction)
+            made[text] = Problem(prompt, str(entry["answer"]), __name__, metadata, text)
             in_vain = 0
-        if len(distinct) == number or in_vain == PATIENCE:
+        if len(made) == number or in_vain == PATIENCE:
             break
-    if not distinct:
-        raise ValueError(
-            f"reasoning-gym's {family} has too few problems with {options}: none is for {split}"
-        )
-    made = []
-    for text, entry in distinct.items():
-        metadata = {"family": family, "options": values, "entry": entry["metadata"]}
-        metadata = json.loads(json.dumps(metadata, default=str))
-        prompt = worded(entry["question"], instruction)
-        made.append(Problem(prompt, str(entry["answer"]), __name__, metadata, text))
-    # The reference answer is the package's own text: no sandbox is needed for it.
-    judge = get_ready(made[0])
-    if made[0].answer != "None" and float(judge(made[0].answer, entry_of(made[0]))) != 1:
-        raise ValueError(
-            f"reasoning-gym's {family}: its answers cannot be judged from their text alone"
-        )
-    return made
+    return [*made.values()]
 
 
 def entries(family: str, options: dict, seed: int) -> Iterator[dict]:
     """The problems of a family without end: the one at place i is made from seed + i."""
-    gym = reasoning_gym()
     while True:
-        yield from gym.create_dataset(family, size=AT_ONCE, seed=seed, **options)
+        try:
+            made = reasoning_gym().create_dataset(family, size=AT_ONCE, seed=seed, **options)
+        except (TypeError, ValueError, AssertionError) as error:
+            raise ValueError(f"reasoning-gym's {family} does not take {options}: {error}") from None
+        yield from made
         seed += AT_ONCE
 
 
@@ -147,29 +135,16 @@ def makes_the_target(text: str, entry: dict) -> bool:
 
 
 OWN_VERIFIERS = {"countdown": makes_the_target, "puzzle24": makes_the_target}
-# Their verifiers run an answer as Python, or give it to sympy, which does.
-RUN_ANSWERS = {*OWN_VERIFIERS} | {
-    *"binary_matrix composite intermediate_integration n_queens".split(),
-    *"polynomial_multiplication simple_integration spiral_matrix string_insertion".split(),
+# Families whose verdicts cannot be trusted.
+REFUSED = {
+    # as Python, or by sympy, which does so
+    "its verifier runs what the model writes as code": """binary_matrix composite n_queens
+        intermediate_integration polynomial_multiplication simple_integration spiral_matrix
+        string_insertion""",
+    "its verifier calls wrong answers right": """boxnet coin_flip complex_arithmetic game_of_life
+        game_of_life_halting gsm_symbolic letter_jumble number_sorting word_sorting""",
+    "its answers cannot be judged from their text alone": "arc_agi rearc",
 }
-# Their verifiers give a 1 to answers that are wrong.
-TAKE_WRONG_ANSWERS = {
-    *"boxnet coin_flip complex_arithmetic game_of_life game_of_life_halting gsm_symbolic".split(),
-    *"letter_jumble number_sorting word_sorting".split(),
-}
-
-
-def refuse_family(family: str) -> None:
-    """ValueError if the verdicts of this family cannot be trusted."""
-    if family in RUN_ANSWERS - OWN_VERIFIERS.keys():
-        why = "runs what the model writes as code"
-    elif family in TAKE_WRONG_ANSWERS:
-        why = "calls wrong answers right"
-    else:
-        return
-    raise ValueError(
-        f"reasoning-gym's {family} is refused: its verifier {why}; take another family"
-    )
 
 
 # --- the package ----------------------------------------------------------------------------------
