@@ -167,121 +167,106 @@ KNOWN = f"(?:{'|'.join(filter(str.isalpha, UNIT_OF))})s?"  # a unit
 POWER = r"(?![a-z])\.?(?:[ ]?\^[ ]?\{?-?\d\}?)?[ /]*"  # of a unit, and what joins it to the next
 UNIT = r'"[^"]*"(?= *(?:$|[,;)\]}]|\\\}))|[¤€£¥₹¢]'  # behind what it belongs to
 
-RULES = [  # a pattern, and what is written instead
+RULES = {  # a pattern, and what is written instead
     # 3\\sqrt2 → 3\sqrt2
-    (r"(?<!\\)\\\\(?=[a-z]{2})", r"\\"),
+    r"(?<!\\)\\\\(?=[a-z]{2})": r"\\",
     # \left(5\\[4pt]\phantom{-}2\right. → (5\\2
-    (
-        r"""(?x) \\! [ ]*
+    r"""(?x) \\! [ ]*
             | \\ (?: left | right | middle | [bB]ig[glr]* | [a-z]+style | (?:no)?limits | bf
                    | underline | boxed | fbox ) (?![a-zA-Z]) \.?
-            | (?<=\\\\) \s? \[-?[\d.]+ [ ]? [a-z]{2}\] | \\phantom [ ]? \{[^{}]*\}""",
-        "",
-    ),
+            | (?<=\\\\) \s? \[-?[\d.]+ [ ]? [a-z]{2}\] | \\phantom [ ]? \{[^{}]*\}""": "",
     # x\leq1 → x\le 1
-    (
-        r"""(?x) \\[a-zA-Z]+ | \\.      # a command
+    r"""(?x) \\[a-zA-Z]+ | \\.      # a command
             | [<>]= | (?<!\d)!=         # != in plain text, but not in 5!=120
-            | [^\w\s] | [^\W\d_a-zA-Z]  # a sign, or a letter that is not Latin""",
-        lambda sign: SPELLING_OF.get(sign[0], sign[0]),
+            | [^\w\s] | [^\W\d_a-zA-Z]  # a sign, or a letter that is not Latin""": lambda sign: (
+        SPELLING_OF.get(sign[0], sign[0])
     ),
     # 5\ 6 → 5 6
-    (r"(?<!\\)\\ |(?<!~)~(?!~)|\s+", " "),
+    r"(?<!\\)\\ |(?<!~)~(?!~)|\s+": " ",
     # 5\text{ cm} → 5 "cm"
-    (rf"{TEXT}\{{ *{WORDS} *\}}", r' "\1" '),
+    rf"{TEXT}\{{ *{WORDS} *\}}": r' "\1" ',
     # x² → x^{²}
-    (r"[⁰¹²³⁴-⁹⁻]+", r"^{\g<0>}"),
+    r"[⁰¹²³⁴-⁹⁻]+": r"^{\g<0>}",
     # log₂ 3 → log_{₂} 3
-    (r"[₀-₉]+", r"_{\g<0>}"),
+    r"[₀-₉]+": r"_{\g<0>}",
     # 3½ → 3 ½
-    (r"(?=[¼-¾⅐-⅞])", " "),
+    r"(?=[¼-¾⅐-⅞])": " ",
     # characters without a width, and wide or bold ones
-    (r"[\u00ad\u200b-\u200f\u2060\ufeff]", ""),
-    (r"[^\x00-\x7f]", lambda sign: unicodedata.normalize("NFKC", sign[0])),
+    r"[\u00ad\u200b-\u200f\u2060\ufeff]": "",
+    r"[^\x00-\x7f]": lambda sign: unicodedata.normalize("NFKC", sign[0]),
     # \begin{array}{cc}1 → \matrix 1
-    (rf"(?x) \\begin [ ]? {MATRIX} (?: [ ]? \{{[clr| ]*\}} )?", r"\\matrix "),
+    rf"(?x) \\begin [ ]? {MATRIX} (?: [ ]? \{{[clr| ]*\}} )?": r"\\matrix ",
     # 1\\\end{matrix} → 1\endmatrix
-    (rf"(?:\\\\)? *\\end ?{MATRIX}", r"\\endmatrix "),
+    rf"(?:\\\\)? *\\end ?{MATRIX}": r"\\endmatrix ",
     # \mathbf{5} →  5
-    (rf"{TEXT}(?:\{{([^{{}}]*)\}}|(?=\{{))", r" \1 "),
+    rf"{TEXT}(?:\{{([^{{}}]*)\}}|(?=\{{))": r" \1 ",
     # 2pi → 2\pi
-    (r"(?<![\\a-zA-Z])(sqrt|sin|cos|tan|log|ln|exp|pi|infinity)(?![a-zA-Z])", r"\\\1 "),
+    r"(?<![\\a-zA-Z])(sqrt|sin|cos|tan|log|ln|exp|pi|infinity)(?![a-zA-Z])": r"\\\1 ",
     # No solution. → \emptyset
-    (r'\\\{ ?\\\}|(?i:^[" ]*no (?:real )?solutions?[". ]*$)', r"\\emptyset "),
+    r'\\\{ ?\\\}|(?i:^[" ]*no (?:real )?solutions?[". ]*$)': r"\\emptyset ",
     # \mathbb{R} → \reals
-    (r'\\mathbb ?\{? ?R ?\}?|(?i:^[" ]*all real(?:s| numbers)[". ]*$)', r"\\reals "),
+    r'\\mathbb ?\{? ?R ?\}?|(?i:^[" ]*all real(?:s| numbers)[". ]*$)': r"\\reals ",
     # A or C → A/C
-    (r"^(?=.*[A-Z]|.*[a-z]{3})([^\d=<>\\+*/^-]+?),? +or +([^\d=<>\\+*/^-]+)$", r"\1/\2"),
+    r"^(?=.*[A-Z]|.*[a-z]{3})([^\d=<>\\+*/^-]+?),? +or +([^\d=<>\\+*/^-]+)$": r"\1/\2",
     # 1, 2, and 3 → 1, 2, 3
-    (r",? *\b(?:or|and(?!.*(?:[<>]|\\[gl]e(?![a-z]))))\b *", ", "),
+    r",? *\b(?:or|and(?!.*(?:[<>]|\\[gl]e(?![a-z]))))\b *": ", ",
     # $5 → ¤5
-    (r"^([^$]*)\$([^$]*)$", r"\1¤\2"),
+    r"^([^$]*)\$([^$]*)$": r"\1¤\2",
     # $5$ →  5
-    (r"\$", " "),
+    r"\$": " ",
     # 12{,}345 → 12,345
-    (r"(?<=\d)\{([,:])\}(?=\d)", r"\1"),
+    r"(?<=\d)\{([,:])\}(?=\d)": r"\1",
     # 3 1/2 → 3\frac{1}{2}
-    (r"(?x) (?<![\d.^_]) (\d+) [ ]+ (\d+) [ ]?/[ ]? (\d+) (?![\d.])", r"\1\\frac{\2}{\3}"),
+    r"(?x) (?<![\d.^_]) (\d+) [ ]+ (\d+) [ ]?/[ ]? (\d+) (?![\d.])": r"\1\\frac{\2}{\3}",
     # \frac12 → \frac{1}{2}
-    (r"\\frac ?(\d) ?(\d)", r"\\frac{\1}{\2}"),
+    r"\\frac ?(\d) ?(\d)": r"\\frac{\1}{\2}",
     # 10^{6} → 1e6
-    (r"(?<![\d.])10 ?\^ ?(?:(-?\d{1,3})|\{ ?(-?\d{1,3}) ?\})(?![\d.])", r"1e\1\2 "),
+    r"(?<![\d.])10 ?\^ ?(?:(-?\d{1,3})|\{ ?(-?\d{1,3}) ?\})(?![\d.])": r"1e\1\2 ",
     # 1.5 * 1e6 → 1.5e6
-    (r"(?<![\d.^}a-zA-Z])([\d.]+) ?[*x] ?1e", r"\1e"),
+    r"(?<![\d.^}a-zA-Z])([\d.]+) ?[*x] ?1e": r"\1e",
     # 12,345 → 12345
-    (
-        r"""(?x) (?<! [\d.,] ) (?<! \d[ ] ) \d{1,3}
+    r"""(?x) (?<! [\d.,] ) (?<! \d[ ] ) \d{1,3}
             (?: (?:,\d{3})+ (?! [^([]* [])] | [^{]* \\\} ) | (?:[ ]\d{3})+ )
-            (?! ,?\d | [ ]\d )""",
-        lambda digits: re.sub("[ ,]", "", digits[0]),
-    ),
+            (?! ,?\d | [ ]\d )""": lambda digits: re.sub("[ ,]", "", digits[0]),
     # (101)_{2} → 101 "base 2"
-    (
-        r"""(?x) ^ [ ]* \(? (-?[A-F]*\d[\dA-F]* | [A-F]+(?=\)?_\{?16)) \)?
-            (?: [ ]?_[ ]? | [( "]+ base[ ]? ) ["{( ]* (\d+) [)}" ]* [. ]* $   # the base""",
-        r'\1 "base \2"',
-    ),
+    r"""(?x) ^ [ ]* \(? (-?[A-F]*\d[\dA-F]* | [A-F]+(?=\)?_\{?16)) \)?
+            (?: [ ]?_[ ]? | [( "]+ base[ ]? ) ["{( ]* (\d+) [)}" ]* [. ]* $
+        """: r'\1 "base \2"',
     # 07:05 → t_{7:05}, 10:30 → t_{10:30}, but 9:16 may be a ratio
-    (r"(?<![\d:.{])0?(\d{1,2}):([0-5]\d)(?![\d:.])", clock),
+    r"(?<![\d:.{])0?(\d{1,2}):([0-5]\d)(?![\d:.])": clock,
     # |x| → \abs{x}, \lfloor x\rfloor → \floor{x}
-    (r"\|([^|]*)\|", r"\\abs{\1}"),
-    (r"\\l(floor|ceil)(.*?)\\r\1", r"\\\1{\2}"),
+    r"\|([^|]*)\|": r"\\abs{\1}",
+    r"\\l(floor|ceil)(.*?)\\r\1": r"\\\1{\2}",
     # \matrix 1\\2\endmatrix → (1,2)
-    (r"\\matrix ([^&]*?\\\\[^&]*?)\\endmatrix", lambda m: f"({m[1].replace(chr(92) * 2, ',')})"),
+    r"\\matrix ([^&]*?\\\\[^&]*?)\\endmatrix": lambda m: f"({m[1].replace(chr(92) * 2, ',')})",
     # square meters → meters square
-    (r"\b(square|sq|cubic) +([^\W\d_]+)", r"\2 \1"),
+    r"\b(square|sq|cubic) +([^\W\d_]+)": r"\2 \1",
     # 12^{th} → 12 "th"
-    (r'(?x) \^ [ ]? \{? [ ]? "? (deg|st|nd|rd|th) (?![a-z]) "? [ ]? \}?', r' "\1"'),
+    r'(?x) \^ [ ]? \{? [ ]? "? (deg|st|nd|rd|th) (?![a-z]) "? [ ]? \}?': r' "\1"',
     # 5% → 5 "%"
-    (r'(?<!")%', ' "%" '),
+    r'(?<!")%': ' "%" ',
     # 5 apples → 5 "apples"
-    (
-        rf"""(?xi) ^ ( [-\d./]+ (?: e\d+ )? | -?\d*\\frac\{{\d+\}}\{{\d+\}} )
-            [ ]+ ( (?: (?: (?! [a-z]{{3}} ) {KNOWN} | [a-z]{{3,}} ) {POWER} )+ ) $""",
-        r'\1 "\2"',
-    ),
+    rf"""(?xi) ^ ( [-\d./]+ (?: e\d+ )? | -?\d*\\frac\{{\d+\}}\{{\d+\}} )
+            [ ]+ ( (?: (?: (?! [a-z]{{3}} ) {KNOWN} | [a-z]{{3,}} ) {POWER} )+ ) $""": r'\1 "\2"',
     # 5\pi cm → 5\pi  "cm"
-    (rf"""(?xi) (?<! [\\a-z"] ) ( (?: (?=[a-z]{{2}}) {KNOWN} {POWER} )+ ) (?= $ | , )""", r' "\1"'),
+    rf"""(?xi) (?<! [\\a-z"] ) ( (?: (?=[a-z]{{2}}) {KNOWN} {POWER} )+ ) (?= $ | , )""": r' "\1"',
     # "cm"^2 → "cm^2"
-    (r'"\.? ?\^ ?\{?(-?\d)\}?', r'^\1"'),
+    r'"\.? ?\^ ?\{?(-?\d)\}?': r'^\1"',
     # "km"/"h" → "km / h"
-    (r'(?<=[a-z\d]) *" ?(/?) ?"(?=[a-z])', r" \1 "),
+    r'(?<=[a-z\d]) *" ?(/?) ?"(?=[a-z])': r" \1 ",
     # =5  6. → 5 6
-    (
-        r"""(?x) ^ (?: [ ] | = | \\approx )+    # before an answer
+    r"""(?x) ^ (?: [ ] | = | \\approx )+    # before an answer
             | [ ]+ $ | (?<= [ ] ) [ ]+          # behind it, and in it
-            | (?<= [^. ] ) [ ]* (?: [.,;:] | \\\\ ) [ ]* $""",
-        "",
-    ),
+            | (?<= [^. ] ) [ ]* (?: [.,;:] | \\\\ ) [ ]* $""": "",
     # x \in (1,2) → (1,2)
-    (r"^ *[a-z] *\\in(?![a-z])", ""),
+    r"^ *[a-z] *\\in(?![a-z])": "",
     # A rhombus → rhombus
-    (r'^[" ]*(?:an?|An?(?=[ ][a-z])|[Tt]he)[" ]+(?=[^\W\d_]{3})', ""),
+    r'^[" ]*(?:an?|An?(?=[ ][a-z])|[Tt]he)[" ]+(?=[^\W\d_]{3})': "",
     # **5** → 5
-    (rf'^(?:\*\*?([^*]+)\*\*?|`([^`]+)`|"([^"]*)"|\{{{GROUP}\}})$', r"\1\2\3\4"),
+    rf'^(?:\*\*?([^*]+)\*\*?|`([^`]+)`|"([^"]*)"|\{{{GROUP}\}})$': r"\1\2\3\4",
     # 3, x = 1 \pm 2 → 3, x = 1 +2, x = 1 -2
-    (r"((?:(?!\\\{|(?<=\\)\{)[^,])*?)\\pm([^,]*?)(?= *(?:,|\\\}|$))", r"\1+\2,\1-\2"),
-]
+    r"((?:(?!\\\{|(?<=\\)\{)[^,])*?)\\pm([^,]*?)(?= *(?:,|\\\}|$))": r"\1+\2,\1-\2",
+}
 PUNCTUATION = r"(?<!\d)[^\w,]|[^\w,](?!\d)"  # but not in numbers
 
 CHOICE = r"""(?x) (?: (?i: option | choice | answer ) [ ]? :? [ ]? )?
@@ -298,7 +283,7 @@ SENTENCE = r"""(?x) (?= .* [^\W\d_]{3} ) (?! .* (?: \b[a-z][/-] | [/-][a-z]\b ) 
 def cleaned(text: str) -> str:
     """The text in one spelling, without what only wraps or spaces it."""
     for _ in range(2):  # twice, for \text{\textbf{cm}} and **"5"**
-        for pattern, replacement in RULES:
+        for pattern, replacement in RULES.items():
             text = re.sub(pattern, replacement, text)
     return text.strip()
 
