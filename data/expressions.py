@@ -150,14 +150,6 @@ UNIT_OF = {word: line[0] for line in UNITS for word in line}
 UNIT_OF |= dict.fromkeys(NOTHING.split(), "")
 
 
-def clock(time: re.Match) -> str:
-    """A time in one name; what does not reduce is left as it is, since it may be a ratio."""
-    hours, minutes = time.groups()
-    if minutes[0] != "0" and gcd(int(hours), int(minutes)) == 1:
-        return time[0]
-    return f"t_{{{hours}:{minutes}}}"
-
-
 # Parts of patterns
 TEXT = r"\\(?:text[a-z]*|math(?:rm|bf|it|sf|tt|normal)|mbox|operatorname\*?|boldsymbol)[ ]?"
 WORDS = r"(?!(?:e|i|or|and)[ ]*\})([^\W\d_][^\d\\\"${}]*?)"  # in braces; e and i are numbers
@@ -233,7 +225,7 @@ RULES = {  # a pattern, and what is written instead
             (?: [ ]?_[ ]? | [( "]+ base[ ]? ) ["{( ]* (\d+) [)}" ]* [. ]* $
         """: r'\1 "base \2"',
     # 07:05 → t_{7:05}, 10:30 → t_{10:30}, but 9:16 may be a ratio
-    r"(?<![\d:.{])0?(\d{1,2}):([0-5]\d)(?![\d:.])": clock,
+    r"(?<![\d:.{])0?(\d{1,2}):(0\d|[1-5][05])(?![\d:.])": r"t_{\1:\2}",
     # |x| → \abs{x}, \lfloor x\rfloor → \floor{x}
     r"\|([^|]*)\|": r"\\abs{\1}",
     r"\\l(floor|ceil)(.*?)\\r\1": r"\\\1{\2}",
@@ -339,8 +331,9 @@ def items_of(tree: Tree, *kinds: str) -> tuple:
 
 
 REPEATING = r"(\d*\.(\d*))\\(?:overline|bar|dot)[ ]?\{?(\d+)\}?"  # 0.1\overline{6}
+MIXED = r"(\d+)[ ]*\\frac[ ]*\{[ ]*(\d+)[ ]*\}[ ]*\{[ ]*(\d+)[ ]*\}"  # 3\frac{1}{2}
 TOKEN = re.compile(
-    rf"""(?x) {REPEATING}
+    rf"""(?x) {REPEATING} | {MIXED}
     | (?: \d+\.?\d* | \.\d+ ) (?: [eE][+-]?\d{{1,3}} (?![\w.]) )?     # 12, .5, 1.5e6
     | \\[a-zA-Z]+ | \\. | "[^"]*"                                     # a command, or words
     | [^\W\d_] (?: ' | _[ ]? (?: \w | \{{[^{{}}]*\}} ) )*             # x, f', x_1
@@ -409,27 +402,20 @@ LEAVES |= {r"\emptyset": Tree("set"), r"\reals": Tree("()", (LOWEST, HIGHEST))}
 
 def read(text: str) -> Tree:
     """The tree of an answer; several with commas are a list. Raises one of FAULTS for others."""
-    reader = Reader([match[0] for match in TOKEN.finditer(text)])
+    reader = Reader([match[0] for match in TOKEN.finditer(text)] + [""])
     tree = reader.level()
-    if reader.next:
-        raise ValueError(f"{reader.next!r} is too much")
+    if reader[0]:
+        raise ValueError(f"{reader[0]!r} is too much")
     return tree
 
 
-class Reader:
-    """Recursive descent: each method reads what its name says from the next tokens, and returns
-    its tree."""
-
-    def __init__(self, tokens: list[str]):
-        self.tokens = [*tokens, ""]
-
-    @property
-    def next(self) -> str:
-        return self.tokens[0]
+class Reader(list):
+    """Recursive descent over the tokens that are left: each method reads what its name says from
+    the first ones, and returns its tree."""
 
     def take(self, *wanted: str) -> str:
         """Take the next token if it is one of these; '' if it is not."""
-        return self.tokens.pop(0) if self.next in wanted else ""
+        return self.pop(0) if self[0] in wanted else ""
 
     def level(self, level: int = 0) -> Tree:
         """Parts with signs of this level of LEVELS, or of later ones, between them."""
@@ -437,8 +423,8 @@ class Reader:
             return self.product()
         kind, *signs_between = LEVELS[level]
         parts, signs = [self.level(level + 1)], []
-        while self.next in signs_between:
-            signs.append(self.next)
+        while self[0] in signs_between:
+            signs.append(self[0])
             if kind != "+":  # a term takes its own sign
                 self.take(*signs_between)
             parts.append(self.level(level + 1))
@@ -449,7 +435,7 @@ class Reader:
     def product(self, signs=("*", "/"), ends=()) -> Tree:
         """Factors with these signs or none between them. It stops before one of `ends`."""
         tree = self.power()
-        while self.next in signs or self.starts_factor() and self.next not in ends:
+        while self[0] in signs or self.starts_factor() and self[0] not in ends:
             sign = self.take(*signs)
             factor = self.power()
             if sign == "/":
@@ -460,10 +446,10 @@ class Reader:
 
     def starts_factor(self) -> bool:
         """Whether the next token starts a factor without a sign. Digits do so in n 2^k."""
-        first = self.next[:1]
+        first = self[0][:1]
         if first.isdigit():
-            return self.tokens[1] == "^"
-        return first.isalpha() or not STARTS_FACTOR.isdisjoint((first, self.next))
+            return self[1] == "^"
+        return first.isalpha() or not STARTS_FACTOR.isdisjoint((first, self[0]))
 
     def power(self) -> Tree:
         """A power, or a number with !, and the sign before it."""
@@ -480,10 +466,10 @@ class Reader:
 
     def argument(self) -> Tree:
         """The argument of a command or of ^: a group in braces, or one token."""
-        return self.power() if self.next == "-" else self.atom()
+        return self.power() if self[0] == "-" else self.atom()
 
     def atom(self) -> Tree:
-        token = self.tokens.pop(0)
+        token = self.pop(0)
         if re.match(r"\d|\..", token):
             return self.number(token)
         if token in LEAVES:
@@ -495,7 +481,7 @@ class Reader:
         if token == r"\frac":
             return divided(self.argument(), self.argument())
         if token == r"\sqrt":  # a root is a power, of the form "root"
-            degree = self.atom() if self.next == "[" else number(2)
+            degree = self.atom() if self[0] == "[" else number(2)
             exponent = divided(number(1), degree)._replace(form="root")
             return Tree("^", (self.argument(), exponent))
         if token in FAMILY_OF:
@@ -509,19 +495,16 @@ class Reader:
             start, decimals, period = match.groups()
             ninths = 10 ** len(decimals) * (10 ** len(period) - 1)
             return number(Fraction(f"0{start}") + Fraction(int(period), ninths), "repeating")
+        if match := re.fullmatch(MIXED, digits):
+            whole, above, below = map(int, match.groups())
+            return number(whole + Fraction(above, below), "mixed")
         value = Fraction(digits)
         form = digits if "e" in digits else "decimal" if value.denominator > 1 else "digits"
-        literal = number(value, form, 0 if "e" in digits else len(digits.partition(".")[2]))
-        if self.next != r"\frac" or not digits.isdigit():
-            return literal
-        part = self.atom()
-        if part.kind == "number" and 0 < part.value < 1:
-            return number(value + part.value, "mixed")
-        return Tree("*", (literal, part))
+        return number(value, form, 0 if "e" in digits else len(digits.partition(".")[2]))
 
     def bracket(self, opening: str) -> Tree:
         items = items_of(self.level(), "list")
-        kind = KINDS[opening, self.tokens.pop(0)]
+        kind = KINDS[opening, self.pop(0)]
         return items[0] if kind in GROUPS and len(items) == 1 else Tree(kind, items)
 
     def function(self, name: str) -> Tree:
@@ -531,7 +514,7 @@ class Reader:
         base = ()
         if name == r"\log":
             base = (self.argument() if self.take("_") else number(10),)
-        if self.next in ("(", "{"):
+        if self[0] in ("(", "{"):
             argument = self.atom()
         else:
             argument = self.product(signs=(), ends=FAMILY_OF)

@@ -14,17 +14,12 @@ from docs import make_base
 
 
 def test_the_problems_are_those_that_all_published_runs_had():
-    source = load_data(["arithmetic"], 4000, 240)[0]
+    (source,) = load_data(["arithmetic"], 4000, 240)
     problems = source.train + source.validation
     texts = "".join(problem.prompt + problem.answer for problem in problems)
     assert hashlib.sha256(texts.encode()).hexdigest()[:16] == "8da0c752856f8083"
-    for part, held_out in ((source.train, False), (source.validation, True)):
-        assert all(arithmetic.is_held_out(problem.prompt) == held_out for problem in part)
-        digits = [problem.prompt.index("+") for problem in part]
-        assert max(digits) == 6 and digits.count(6) == pytest.approx(len(part) / 5.3, rel=0.1)
-    for problem in problems:
-        a, b = problem.prompt.rstrip("=").split("+")
-        assert int(a) + int(b) == int(problem.answer) and len(a) == len(b)
+    held_out = [arithmetic.is_held_out(problem.prompt) for problem in problems]
+    assert held_out == [False] * 4000 + [True] * 240
 
 
 VERDICTS = f"""
@@ -54,9 +49,9 @@ def test_clean_traces_lead_to_the_sum_and_noisy_ones_to_what_they_say():
         a, b = arithmetic.draw(rng, rng.randint(1, 6), held_out=False)
         assert make_base.trace(a, b, rng)[1] == str(a + b)
         thinking, answer = make_base.trace(a, b, rng, wrong=0.3, ramble=0.5)
-        results = [int(step[-2:]) for step in thinking.split(";")[: len(str(a))]]
-        written = [result % 10 for result in results] + [results[-1] // 10]  # with the last carry
-        assert int(answer) == sum(digit * 10**i for i, digit in enumerate(written))
+        results = [step[-2:] for step in thinking.split(";")[: len(str(a))]]
+        written = results[-1] + "".join(result[1] for result in results[-2::-1])
+        assert answer == str(int(written))
         wrong += answer != str(a + b)
     assert 200 < wrong < 450
 
@@ -65,12 +60,11 @@ def test_an_example_is_of_no_held_out_problem_and_teaches_the_answer_but_not_the
     tokenizer, rng = make_base.make_tokenizer(), random.Random(2)
     phrase = tokenizer(make_base.TIME_IS_UP + "</think>").input_ids
     assert len(phrase) == 2, "the phrase and the marker are one token each"
-    seen = 0
+    think, seen = tokenizer.convert_tokens_to_ids("<think>"), 0
     for i in range(2000):
         ids, learned = make_base.example(tokenizer, rng, noisy=i % 2 == 0)
         assert not arithmetic.is_held_out(tokenizer.decode(ids).partition("=")[0])
-        prompt = ids.index(tokenizer.convert_tokens_to_ids("<think>")) + 1
-        forced = {*range(prompt)}
+        forced = {*range(ids.index(think) + 1)}
         if phrase[0] in ids:
             at = ids.index(phrase[0])
             assert ids[at : at + 2] == phrase

@@ -1,7 +1,6 @@
 """Data: files of records, data sets of the hub by name, what is held out, mixtures, and what bad
 input says."""
 
-import csv
 import importlib
 import json
 import random
@@ -9,7 +8,7 @@ import re
 from pathlib import Path
 
 import huggingface_hub
-import pyarrow
+import pyarrow.csv
 import pyarrow.parquet
 import pytest
 
@@ -44,13 +43,9 @@ def write(path: Path, rows: list[dict]) -> str:
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     elif path.suffix == ".json":
         path.write_text(json.dumps(rows))
-    elif path.suffix == ".csv":
-        with open(path, "w", newline="") as file:
-            writer = csv.DictWriter(file, rows[0])
-            writer.writeheader()
-            writer.writerows(rows)
     else:
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+        save = pyarrow.csv.write_csv if path.suffix == ".csv" else pyarrow.parquet.write_table
+        save(pyarrow.Table.from_pylist(rows), path)
     return str(path)
 
 
@@ -303,13 +298,10 @@ def test_an_argument_that_cannot_be_used_is_refused():
 
 
 def test_every_batch_has_the_sources_by_their_weights():
-    handed_out, order = [0, 0, 0], []
-    for _ in range(600):
-        order.append(next_source([3, 1, 0], handed_out))
-        handed_out[order[-1]] += 1
-    for start in range(0, 560, 7):
-        assert 23 <= order[start : start + 32].count(0) <= 25
-    assert handed_out == [450, 150, 0]
+    handed_out = [0, 0, 0]
+    for number in range(1, 600):
+        handed_out[next_source([3, 1, 0], handed_out)] += 1
+        assert abs(handed_out[0] - 0.75 * number) < 1 and handed_out[2] == 0
 
 
 def test_mixed_sources_keep_their_names_apart(tmp_path):
@@ -349,66 +341,60 @@ def test_a_task_that_raises_on_its_own_reference_is_refused_with_its_traceback()
 # --- data sets of the hub -------------------------------------------------------------------------
 
 
-def hub_rows(letter: str, start: int = 0, **columns) -> list[dict]:
-    """Fifty records: a problem, a worked solution, and columns with their number in the place of
-    {}."""
-    columns = {"problem": f"{letter} {{}}", "solution": r"so \boxed{{{}}}.", **columns}
-    numbers = range(start, start + 50)
-    return [{name: text.format(i) for name, text in columns.items()} for i in numbers]
-
-
-END = "-00000-of-00001.parquet"
-GSM8K = "2+2\n#### {}"
-AS_ON_THE_HUB = {  # the files of each data set, with problems P to train on
-    "polaris": {"polaris-data-53K.parquet": hub_rows("P", answer="{}")},
-    "deepscaler": {"deepscaler.json": hub_rows("P", answer="{}")},
-    "gsm8k": {
-        f"main/train{END}": hub_rows("P", answer=GSM8K),
-        f"main/test{END}": hub_rows("T", answer=GSM8K),
-        f"socratic/train{END}": hub_rows("S", answer=GSM8K),
-    },
-    "math": {f"algebra/train{END}": hub_rows("P"), f"algebra/test{END}": hub_rows("T")},
-    "math500": {"test.jsonl": hub_rows("T", answer="{}")},
-    "aime24": {f"data/test{END}": hub_rows("T")},
-    "aime25": {"test.jsonl": hub_rows("T")},
-    "deepcoder": {
-        f"taco/train{END}": hub_rows("P", tests=TESTS.replace("{", "{{").replace("}", "}}")),
-        f"lcbv5/test{END}": hub_rows("T", tests=TESTS.replace("{", "{{").replace("}", "}}")),
-        f"other/train{END}": hub_rows("S"),
-    },
-}
+# The files of each data set, the letter of its problems (P to train on, T of a test), and what
+# stands in the column `answer` of the problem with the number N.
+AS_ON_THE_HUB = """
+polaris    polaris-data-53K.parquet              P N
+deepscaler deepscaler.json                       P N
+gsm8k      main/train-00000-of-00001.parquet     P 2+2 #### N
+gsm8k      main/test-00000-of-00001.parquet      T 2+2 #### N
+gsm8k      socratic/train-00000-of-00001.parquet S 2+2 #### N
+math       algebra/train-00000-of-00001.parquet  P
+math       algebra/test-00000-of-00001.parquet   T
+math500    test.jsonl                            T N
+aime24     data/test-00000-of-00001.parquet      T
+aime25     test.jsonl                            T
+deepcoder  taco/train-00000-of-00001.parquet     P tests
+deepcoder  lcbv5/test-00000-of-00001.parquet     T tests
+deepcoder  other/train-00000-of-00001.parquet    S tests
+"""
 
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
     """Folders with small data sets that lie as those of the hub do, which can be downloaded."""
-    repositories = {name: tmp_path / KNOWN[name].partition(",")[0] for name in KNOWN}
-    for name, content in AS_ON_THE_HUB.items():
-        for path, records in content.items():
-            write(repositories[name] / path, records)
+    for line in AS_ON_THE_HUB.strip().split("\n"):
+        name, path, letter, *answer = line.split(maxsplit=3)
+        rows = []
+        for i in map(str, range(50)):
+            row = {"problem": f"{letter} {i}", "solution": rf"so \boxed{{{i}}}."}
+            for text in answer:
+                row |= {"tests": TESTS} if text == "tests" else {"answer": text.replace("N", i)}
+            rows.append(row)
+        write(tmp_path / KNOWN[name].partition(",")[0] / path, rows)
     download = lambda name, repo_type, allow_patterns: str(tmp_path / name)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    return repositories
 
 
-def test_known_data_sets_are_trained_and_evaluated_on_by_name(hub):
-    for name, content in AS_ON_THE_HUB.items():
-        evaluated = load_evaluation(name, 50).validation
-        assert {problem.task for problem in evaluated} == {task_of(name)}
-        of_test = {f"T {i}" for i in range(50)}
-        has_test = any("test" in path for path in content)
-        if has_test:
-            assert {problem.text for problem in evaluated} == of_test
-        if has_test and len(content) == 1:
-            with pytest.raises(ValueError, match="for evaluation"):
-                load(name)
-            continue
-        source, problems = load(name), both(name)
-        assert source.name == name and source.notes == []
-        assert {problem.text for problem in problems} == {f"P {i}" for i in range(50)}
-        assert has_test or evaluated == source.validation
-        if name != "deepcoder":
-            assert all(problem.text == f"P {problem.answer}" for problem in problems)
+@pytest.mark.parametrize("name", KNOWN)
+def test_known_data_sets_are_trained_and_evaluated_on_by_name(hub, name):
+    letters = re.findall(rf"(?m)^{name} .* (P|T)\b", AS_ON_THE_HUB)
+    texts = {letter: {f"{letter} {i}" for i in range(50)} for letter in letters}
+    evaluated = load_evaluation(name, 50).validation
+    assert {problem.task for problem in evaluated} == {task_of(name)}
+    if "T" in letters:
+        assert {problem.text for problem in evaluated} == texts["T"]
+    if "P" not in letters:
+        with pytest.raises(ValueError, match="for evaluation"):
+            load(name)
+        return
+    source = load(name)
+    problems = source.train + source.validation
+    assert source.name == name and source.notes == []
+    assert {problem.text for problem in problems} == texts["P"]
+    assert "T" in letters or evaluated == source.validation
+    if name != "deepcoder":
+        assert all(problem.text == f"P {problem.answer}" for problem in problems)
 
 
 def test_any_data_set_of_the_hub_and_any_folder_can_be_named(hub, tmp_path):
@@ -430,11 +416,9 @@ def test_any_data_set_of_the_hub_and_any_folder_can_be_named(hub, tmp_path):
             load(f"{folder},subset={subset}")
 
 
-def test_a_bad_record_of_a_known_data_set_is_left_out_and_told(hub):
-    path = hub["deepscaler"] / "deepscaler.json"
-    rows = json.loads(path.read_text())
-    rows[7]["answer"] = None
-    path.write_text(json.dumps(rows))
+def test_a_bad_record_of_a_known_data_set_is_left_out_and_told(hub, tmp_path):
+    path = tmp_path / KNOWN["deepscaler"] / "deepscaler.json"
+    path.write_text(path.read_text().replace('"answer": "7"', '"answer": null'))
     assert len(both("deepscaler")) == 49
     message = r"1 records cannot be used .*deepscaler\.json, record 8: column 'answer' is empty"
     assert re.search(message, load("deepscaler").notes[0])

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -15,16 +16,26 @@ pytest.importorskip("reasoning_gym")
 
 def test_a_family_is_split_and_one_with_too_few_problems_says_so():
     (source,) = load_data(["gym:word_sequence_reversal:2,min_words=3,max_words=3"], 200, 50)
-    assert source.name == "gym:word_sequence_reversal" and source.weight == 2
-    assert (len(source.train), len(source.validation), source.notes) == (200, 50, [])
     problems = source.train + source.validation
-    assert all(problem.answer.count(",") == 2 for problem in problems)
-    assert len({problem.text for problem in problems}) == 250
+    assert source.name == "gym:word_sequence_reversal" and source.weight == 2
+    assert len({problem.text for problem in problems}) == len(problems) == 250
+    assert all(problem.answer.count(",") == 2 for problem in problems) and source.notes == []
     (source,) = load_data(["gym:products,max_digits=1"], 300, 50)
     number = len(source.train)
     assert number + len(source.validation) <= 100  # 0 * 0 to 9 * 9
     assert source.notes[0] == f"300 problems for train were asked for, and there are {number}"
     assert task_of("gym:products,max_digits=1") == "data.tasks.gym"
+
+
+# Completions of a problem whose answer is A.
+COMPLETIONS = """
+right A
+right  <think>7</think>⏎A⏎
+right It is <answer>A</answer>.
+wrong It is A.
+wrong <answer>7</answer>
+wrong A or 7
+"""  # for the last one the package gives a part
 
 
 def test_the_instruction_and_the_metadata_reach_the_verdict():
@@ -33,53 +44,51 @@ def test_the_instruction_and_the_metadata_reach_the_verdict():
     problem = source.validation[0]
     assert problem.prompt.endswith(instruction)
     assert gym.problems("train", 1, 0, "products")[0].prompt.endswith(gym.INSTRUCTION)
-    for text, right in (
-        (problem.answer, True),
-        (f" <think>7</think>\n{problem.answer}\n", True),
-        (f"It is <answer>{problem.answer}</answer>.", True),
-        (f"It is {problem.answer}.", False),
-        ("<answer>7</answer>", False),
-        (f"{problem.answer} or 7", False),  # for which the package gives a part
-        ("1 " * 10**6, False),  # too long
-    ):
-        assert gym.score(problem, text) is right
+    assert not gym.score(problem, "1 " * 10**6)
+    for line in COMPLETIONS.strip().split("\n"):
+        verdict, _, text = line.partition(" ")
+        text = text.replace("A", problem.answer).replace("⏎", "\n")
+        assert gym.score(problem, text) is (verdict == "right"), line
     assert json.loads(json.dumps(problem.metadata)) == problem.metadata
     # A word ladder is judged by the words of the lengths that were asked for.
     ladders = gym.problems("train", 8, 0, "word_ladder", min_word_length="3", max_word_length="5")
     assert all(gym.score(problem, problem.answer) for problem in ladders)
 
 
-@pytest.mark.parametrize(
-    "argument, message",
-    [
-        ("gym:nosuch", "has no family 'nosuch'; it has ab, "),
-        ("gym", "reasoning-gym wants a family, as in gym:products; it has ab, "),
-        ("gym:products,digits=1", "products does not take {'digits': 1}: "),
-        ("gym:products,graded=true", "products does not take {'graded'"),
-        ("gym:products,seed=1", "multiple values for argument .seed"),
-        ("gym:products,max_digits=many", "products does not take"),
-        ("gym:arc_agi", "cannot be judged from their text"),
-        ("gym:n_queens", "n_queens is refused: its verifier runs what"),
-        ("gym:coin_flip", "coin_flip is refused: .* wrong answers right; take another"),
-    ],
-)
-def test_what_cannot_be_had_is_named(argument, message):
+REFUSED = r"""
+gym:nosuch                    has no family 'nosuch'; it has ab,
+gym                           reasoning-gym wants a family, as in gym:products; it has ab,
+gym:products,digits=1         products does not take {'digits': 1}:
+gym:products,graded=true      products does not take {'graded'
+gym:products,seed=1           multiple values for argument .seed
+gym:products,max_digits=many  products does not take
+gym:arc_agi                   cannot be judged from their text
+gym:n_queens                  n_queens is refused: its verifier runs what the model writes as code
+gym:coin_flip                 coin_flip is refused: its verifier calls wrong answers right
+"""
+
+
+@pytest.mark.parametrize("line", REFUSED.strip().split("\n"))
+def test_what_cannot_be_had_is_named(line):
+    argument, message = line.split(maxsplit=1)
     with pytest.raises(ValueError, match=message):
         load_data([argument], 5, 5)
 
 
 def test_it_is_judged_in_the_verifiers_and_a_family_that_is_gone_is_a_failure():
-    problems = gym.problems("train", 1, 0, "gcd") + gym.problems("train", 1, 0, "countdown")
+    problems = [
+        *gym.problems("train", 1, 0, "gcd"),
+        *gym.problems("train", 1, 0, "countdown"),
+        Problem("?", "1", gym.__name__, {"family": "gone", "options": {}, "entry": {}}),
+    ]
     (factors,) = gym.problems("train", 1, 0, "prime_factorization")
-    problems.append(Problem("?", "1", gym.__name__, {"family": "gone", "options": {}, "entry": {}}))
+    items = [(i, problem, problem.answer) for i, problem in enumerate(problems)]
     with VerifierPool(1, 60.0, 4.0) as pool:
-        items = [(i, problem, problem.answer) for i, problem in enumerate(problems)]
-        verdicts = dict(pool.judge([*items, ("raises", factors, "two times three")]))
-    assert [verdicts[i].correct for i in range(3)] == [True, True, False]
+        verdicts = dict(pool.judge([*items, (3, factors, "two times three")]))
+    assert [verdicts[i].correct for i in range(4)] == [True, True, False, False]
     assert verdicts[2].failure == "error" and "'gone' not registered" in verdicts[2].detail
     # A verifier that raises on an answer says wrong.
-    assert verdicts["raises"].failure is None and not verdicts["raises"].correct
-    assert "ValueError" in verdicts["raises"].detail
+    assert verdicts[3].raised and "ValueError" in verdicts[3].detail
 
 
 # --- what a model writes is never run, and a constant never wins ----------------------------------
@@ -122,15 +131,15 @@ def test_no_answer_is_run(tmp_path, monkeypatch):
     (ours,) = gym.problems("train", 1, 0, "countdown")
     items = []
     for task in (gym.__name__, "unchecked"):
-        problem = Problem(ours.prompt, ours.answer, task, ours.metadata)
+        problem = replace(ours, task=task)
         items += [((task, text), problem, f"</think>{text}") for text in texts]
         items += [((task, "reference"), problem, problem.answer)]
-        items += [((task, "5"), sums, r"\boxed{5}"), ((task, "4"), sums, r"\boxed{4}")]
+        items += [((task, text), sums, rf"\boxed{{{text}}}") for text in "54"]
     with VerifierPool(1, 20, 4) as pool:
         verdicts = dict(pool.judge(items))
     assert not left.exists()
-    right = {key for key, verdict in verdicts.items() if verdict.correct}
-    assert right == {key for key in verdicts if key[1] in ("reference", "4")}
+    for (_, text), verdict in verdicts.items():
+        assert verdict.correct is (text in ("reference", "4")), text
 
 
 SUMS = """

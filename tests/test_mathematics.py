@@ -2,6 +2,7 @@ r"""Mathematics: what counts as the answer, two tables of answers with their ver
 answers_to_problems.tsv), and hostile answers."""
 
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -19,88 +20,102 @@ def table(name: str) -> list[list[str]]:
 
 
 PAIRS, TO_PROBLEMS = table("answers.tsv"), table("answers_to_problems.tsv")
-BOMBS = [  # wrong for 19, and at once
-    "(" * 300 + "17" + ")" * 300,
-    "{" * 400 + "17" + "}" * 400,
-    r"\sqrt{" * 200 + "17" + "}" * 200,
-    r"\frac{1}{" * 150 + "17" + "}" * 150,
-    "17" + "+0" * 400,
-    "-" * 900 + "19",
-    "1/" * 450 + "1",
-    "x^" * 300 + "x",
-    "1,234" * 190,
-    ",".join("1" * 490),
-    "a " * 490,
-    "(" * 499 + ")" * 499,
-    *(sign * 480 for sign in ["((", '""', "$$", "||", r"\\", "__", "**", "{}"]),
-    r"\frac" * 190,
-    "9^{6000}/7^{7000}+" * 50 + "1=19",
-    "(" + r"\cdot".join(f"{n}^{{9999}}" for n in range(2, 80)) + ")=19",
-    "+".join(f"1/{n}^{{1500}}" for n in range(2, 80)) + "=19",
-    "1" * 5000,
-    r"\{" + ",".join(map(str, range(100))) + r"\}",
-    " ",
-    "\ud800",  # half a character of UTF-16
-    "19\ud800",
-]
+# Wrong for 19, and at once. «3 ab» is ababab.
+BOMBS = r"""
+«300 (»17«300 )»
+«400 {»17«400 }»
+«200 \sqrt{»17«200 }»
+«150 \frac{1}{»17«150 }»
+17«400 +0»
+«900 -»19
+«450 1/»1
+«300 x^»x
+«190 1,234»
+«490 1,»1
+«490 a »
+«499 (»«499 )»
+«480 ((»
+«480 ""»
+«480 $$»
+«480 ||»
+«480 \\»
+«480 __»
+«480 **»
+«480 {}»
+«190 \frac»
+«50 9^{6000}/7^{7000}+»1=19
+(2^{9999}«32 \cdot 3^{9999}\cdot 7^{9998}»)=19
+1«40 +1/7^{1500}+1/3^{1500}»=19
+«5000 1»
+\{«99 1,»2\}
+5 «160 hours »<
+5 «160 hours »7
+5 «140 dollar/»!
+5 «140 dollar/»7
+5 «60 miles per hour »<
+5 «60 miles per hour »7
+5 «900 a»!
+5 «400 m »<
+5 «400 m »7
+"""
+BOMBS = re.sub("«([0-9]+) (.*?)»", lambda part: part[2] * int(part[1]), BOMBS).split("\n")[1:-1]
+BOMBS += [" ", "\ud800", "19\ud800"]  # half a character of UTF-16
 
 
 def test_the_verdicts_are_those_of_the_tables():
     for verdict, wanted, given, why in PAIRS:
         assert equal(wanted, given) is (verdict == "right"), f"{given} for {wanted}: {why}"
-    for bomb in BOMBS:
-        assert not equal("19", bomb), bomb[:80]
     assert not equal("1,2,3,x", "x^x+" * 240 + "x")
     for spaced in (r"\,5\ ", "\u200b5"):
         assert equal("5", spaced)
-
-
-def test_each_wanted_answer_is_right_as_it_stands():
-    for answer in {wanted for _, wanted, _, _ in PAIRS}:
-        assert score(problem("What?", answer), rf"</think>So it is $\boxed{{{answer}}}$."), answer
-
-
-def test_an_answer_has_the_form_that_the_problem_asks_for():
     for verdict, wanted, given, text in TO_PROBLEMS:
         right = score(problem(text, wanted), rf"</think>\boxed{{{given}}}")
         assert right is (verdict == "right"), f"{given} for {wanted}: {text}"
         assert equal(wanted, given, text) or not right
 
 
-COMPLETIONS = [  # to a problem whose answer is 17
-    (r"So</think>The answer is \boxed{17}.", True),
-    (r"\boxed{17}", True),  # of a model that does not think
-    (r"\boxed{17}</think>So it is 17.", False),  # a box in the thinking is no answer
-    (r"\boxed{18}</think>\boxed{17}", True),
-    (r"</think>\boxed{18}</think>\boxed{17}", True),
-    (r"</think>\boxed{17}</think>\boxed{18}", False),
-    (r"</think>\boxed{17}</think>", False),
-    (r"</think>\boxed{17} or \boxed{18}", False),  # several boxes: the last
-    (r"</think>\boxed{16} \boxed{18} \boxed{17}", True),
-    (r"</think>\boxed{17} \boxed{", False),  # the last is not closed
-    (r"</think>\boxed{\boxed{17}}", True),
-    (r"</think>\boxed{18, \boxed{17}}", False),  # the outer box counts
-    (r"</think>\boxed{\boxed{18} \boxed{17}}", False),
-    (r"<think>So</think>\boxed{17}", True),
-    (r"<think>So \boxed{17}", False),  # thinking that was never closed
-    (r"<think>So</think>\boxed{18}<think>\boxed{17}", False),
-    ("</think>\\boxed{17\ud800}", False),  # half a character of UTF-16
-    ("\ud800</think>\ud800\\boxed{17}\ud800", True),
-    (r"</think>\boxed{\text{So } 17}", False),
-    (r"</think>\boxed 17 is it", True),
-    (r"</think>$\boxed17$", True),
-    (r"</think>\fbox{17}", True),
-    (r"</think>\boxed{}", False),
-    (r"</think>\boxed", False),
-    (r"</think>17", False),
-    (r"</think>#### 17", False),
-    ("", False),
-]
+def test_each_wanted_answer_is_right_as_it_stands():
+    simplify = r"Simplify $x^0$, then $\frac{6}{4}$, and $2 < x$."  # also if the problem says it
+    tasks = [(simplify, wanted) for wanted in ("x^0", r"\frac64", "x>2")]
+    for text, answer in [*tasks, *(("What?", wanted) for _, wanted, _, _ in PAIRS)]:
+        assert score(problem(text, answer), rf"</think>So it is $\boxed{{{answer}}}$."), answer
+
+
+COMPLETIONS = r"""
+right So</think>The answer is \boxed{17}.
+right \boxed{17}
+wrong \boxed{17}</think>So it is 17.
+right \boxed{18}</think>\boxed{17}
+right </think>\boxed{18}</think>\boxed{17}
+wrong </think>\boxed{17}</think>\boxed{18}
+wrong </think>\boxed{17}</think>
+wrong </think>\boxed{17} or \boxed{18}
+right </think>\boxed{16} \boxed{18} \boxed{17}
+wrong </think>\boxed{17} \boxed{
+right </think>\boxed{\boxed{17}}
+wrong </think>\boxed{18, \boxed{17}}
+wrong </think>\boxed{\boxed{18} \boxed{17}}
+right <think>So</think>\boxed{17}
+wrong <think>So \boxed{17}
+wrong <think>So</think>\boxed{18}<think>\boxed{17}
+wrong </think>\boxed{17\ud800}
+right \ud800</think>\ud800\boxed{17}\ud800
+wrong </think>\boxed{\text{So } 17}
+right </think>\boxed 17 is it
+right </think>$\boxed17$
+right </think>\fbox{17}
+wrong </think>\boxed{}
+wrong </think>\boxed
+wrong </think>17
+wrong </think>#### 17
+wrong
+"""  # to a problem whose answer is 17
 
 
 def test_only_the_last_box_after_the_thinking_counts():
-    for completion, right in COMPLETIONS:
-        assert score(problem("What?", "17"), completion) is right, repr(completion)
+    for line in COMPLETIONS.replace(r"\ud800", "\ud800").strip().split("\n"):
+        verdict, _, completion = line.partition(" ")
+        assert score(problem("What?", "17"), completion) is (verdict == "right"), repr(line)
 
 
 def test_braces_of_a_box_are_balanced_and_escaped_ones_are_none():
@@ -113,9 +128,9 @@ def test_braces_of_a_box_are_balanced_and_escaped_ones_are_none():
 
 def test_only_the_end_of_a_very_long_text_is_read(monkeypatch):
     read = []
-    monkeypatch.setattr(mathematics, "last_boxed", lambda text: read.append(text))
-    score(problem("What?", "17"), "{" * 3_000_000 + r"\boxed{17}")
-    assert len(read[-1]) == mathematics.LONGEST_TEXT and read[-1].endswith(r"\boxed{17}")
+    monkeypatch.setattr(mathematics, "last_boxed", read.append)
+    mathematics.score(None, "{" * 3_000_000 + r"\boxed{17}")
+    assert len(read[0]) == mathematics.LONGEST_TEXT and read[0].endswith(r"\boxed{17}")
 
 
 def test_the_answer_is_found_in_a_worked_solution():
@@ -128,7 +143,6 @@ def test_the_answer_is_found_in_a_worked_solution():
         made = problem("What is it?", column)
         assert made.answer == answer and made.task == "data.tasks.mathematics"
         assert made.prompt == f"What is it?\n\n{mathematics.INSTRUCTION}"
-        assert score(made, f"</think>\\boxed{{{answer}}}"), column
     for column in ("#### ", r"\boxed{}", "word " * 300):
         with pytest.raises(ValueError, match="empty|long text"):
             problem("What?", column)
@@ -136,25 +150,14 @@ def test_the_answer_is_found_in_a_worked_solution():
     assert problem(asks, "1").prompt == asks, "it is not asked for again"
 
 
-def test_the_wanted_answer_may_stand_in_the_problem():
-    for wanted in ("x^0", r"\frac64", "x>2"):
-        text = r"Simplify $x^0$, then $\frac{6}{4}$, and $2 < x$."
-        assert score(problem(text, wanted), rf"\boxed{{{wanted}}}")
-
-
 def test_hostile_answers_cost_nobody_a_verdict():
     """Expressions that would keep a computer algebra system busy for ever, or blow a stack, are
     wrong at once. So are loops of units: a pattern once tried each way to read each."""
-    loops = ["hours " * 160, "dollar/" * 140, "miles per hour " * 60, "a" * 900, "m " * 400]
-    hostile = [*BOMBS, *(f"5 {loop}{end}" for loop in loops for end in "<!7")]
-    hostile += [given for _, _, given, why in PAIRS if why == "too large"]
-    items = [
-        (problem("What?", "19"), rf"</think>\boxed{{{text}}}") for text in hostile + ["19"] * 9
-    ]
-    random.Random(0).shuffle(items)
+    texts = [*BOMBS, *(given for _, _, given, why in PAIRS if why == "too large"), *["19"] * 9]
+    random.Random(0).shuffle(texts)
+    nineteen = problem("What?", "19")
     with VerifierPool(2, time_limit=5, memory_gib=2) as pool:
-        verdicts = dict(pool.judge([(i, *item) for i, item in enumerate(items)], seconds=200))
-    assert len(verdicts) == len(items)
-    for i, (_, text) in enumerate(items):
-        right = text == r"</think>\boxed{19}"
-        assert (verdicts[i].correct, verdicts[i].failure) == (right, None), text[:80]
+        items = [(i, nineteen, rf"</think>\boxed{{{text}}}") for i, text in enumerate(texts)]
+        verdicts = dict(pool.judge(items, seconds=200))
+    for i, text in enumerate(texts):
+        assert (verdicts[i].correct, verdicts[i].failure) == (text == "19", None), text[:80]

@@ -10,51 +10,31 @@ from data.tasks import programming
 
 # --- problems and verdicts ------------------------------------------------------------------------
 
-FORMS = {
-    "taco, standard input": ({"inputs": ["1 2\n", "5 6\n"], "outputs": ["3\n", "11\n"]}, None),
-    "taco, lines": ({"inputs": [["1 2", ""]], "outputs": [["3"]]}, None),
-    "taco, a function": (
-        {"inputs": [[1, 2], [5, 6]], "outputs": [[3], 11], "fn_name": "add"},
-        "add",
-    ),
-    "primeintellect": ([{"type": "stdin_stdout", "input": "1 2\n", "output": "3\n"}], None),
-    "primeintellect, a function": (
-        [{"type": "function_call", "fn_name": "add", "input": [1, 2], "output": [3]}],
-        "add",
-    ),
-    "lcbv5": (
-        [{"testtype": "stdin", "input": "1 2", "output": "3", "metadata": {"func_name": None}}],
-        None,
-    ),
-    "lcbv5, a function": (
-        [
-            {
-                "testtype": "functional",
-                "input": "1\n2",
-                "output": "3",
-                "metadata": {"func_name": "add"},
-            }
-        ],
-        "add",
-    ),
-    "codeforces": ([{"input": "1 2", "output": "3"}], None),
-}
+# Of taco, primeintellect, lcbv5 and codeforces.
+FORMS = r"""
+{"inputs": ["1 2\n", "5 6\n"], "outputs": ["3\n", "11\n"]}
+{"inputs": [["1 2", ""]], "outputs": [["3"]]}
+{"inputs": [[1, 2], [5, 6]], "outputs": [[3], 11], "fn_name": "add"}
+[{"type": "stdin_stdout", "input": "1 2\n", "output": "3\n"}]
+[{"type": "function_call", "fn_name": "add", "input": [1, 2], "output": [3]}]
+[{"testtype": "stdin", "input": "1 2", "output": "3", "metadata": {"func_name": null}}]
+[{"testtype": "functional", "input": "1\n2", "output": "3", "metadata": {"func_name": "add"}}]
+[{"input": "1 2", "output": "3"}]
+"""
 
 
 def test_each_form_of_tests_tells_right_from_wrong():
-    for name, (tests, function) in FORMS.items():
-        right = "print(sum(map(int, input().split())))"
-        wrong = "a, b = map(int, input().split())\nprint(a * b)"
-        if function:
-            right = f"def {function}(a, b):\n    print('not a result')\n    return a + b"
-            wrong = f"def {function}(a, b):\n    return a - b"
+    for tests in FORMS.strip().split("\n"):
+        program = "a, b = map(int, input().split())\nprint(a {} b)"
+        if "add" in tests:
+            program = "def add(a, b):\n    print('not a result')\n    return a {} b"
         problem = programming.problem("Add two numbers.", tests)
-        assert problem == programming.problem("Add two numbers.", json.dumps(tests)), name
+        assert problem == programming.problem("Add two numbers.", json.loads(tests)), tests
         assert problem.task == "data.tasks.programming" and "```python" in problem.prompt
-        assert function is None or f"`{function}`" in problem.prompt, name
-        assert programming.score(problem, block(right)) and not programming.score(
-            problem, block(wrong)
-        ), name
+        assert ("`add`" in problem.prompt) is ("add" in tests), tests
+        for sign in "+*":
+            right = programming.score(problem, block(program.format(sign)))
+            assert right is (sign == "+"), tests
 
 
 def test_tests_in_no_known_form_are_refused():
@@ -75,91 +55,97 @@ def test_the_fifteen_longest_tests_are_kept():
     assert len(json.loads(programming.problem("Add.", tests[-1:]).answer)["tests"]) == 1
 
 
-COMPLETIONS = [  # and whether they are right
-    (block("print(42)"), True),
-    ("```python\nprint(42)\n```", True),  # without thinking
-    ("```python\nprint(1)\n```\n</think>\n```\nprint(42)\n```", True),
-    (block("print(1)") + "\n" + block("print(42)"), True),  # the last block counts
-    (block("print(42)") + "\n" + block("print(1)"), False),
-    ("<think>It is\n```python\nprint(42)\n```", False),  # thinking that was never closed
-    ("<think>Hm</think>```python\nprint(42)\n```", True),
-    ("```python\nprint(42)\n```</think>That was it.", False),  # only what comes after the thinking
-    ("print(42)", False),
-    ("```python\nprint(42)", False),  # not closed
-    ("", False),
-    (block("import sys; sys.stdin.read(); print('42\\n\\n')"), True),
-    (block("print(42); raise SystemExit(0)"), True),
-    (block("print(42); raise SystemExit(3)"), False),
-    (block("print(42, 42)"), False),
-    (block("print('42\\n42')"), False),
-    (block("print(42.0)"), False),
-    (block("print(4); print(2)"), False),
-    # as judges have it
-    (block("from __future__ import annotations\nprint(List and math.floor(42.5))"), True),
-    (block("x = '\ud800'\nprint(42)"), False),  # a lone surrogate
-    (block("import os\nos.write(1, '\\ud800'.encode(errors='surrogatepass'))"), False),
-]
+# ⏎ is the end of a line, and [ ] stand around a program in its block behind the thinking.
+COMPLETIONS = r"""
+right [print(42)]
+right ```python⏎print(42)⏎```
+right ```python⏎print(1)⏎```⏎</think>⏎```⏎print(42)⏎```
+right [print(1)]⏎[print(42)]
+wrong [print(42)]⏎[print(1)]
+wrong <think>It is⏎```python⏎print(42)⏎```
+right <think>Hm</think>```python⏎print(42)⏎```
+wrong ```python⏎print(42)⏎```</think>That was it.
+wrong print(42)
+wrong ```python⏎print(42)
+wrong
+right [import sys; sys.stdin.read(); print('42\n\n')]
+right [print(42); raise SystemExit(0)]
+wrong [print(42); raise SystemExit(3)]
+wrong [print(42, 42)]
+wrong [print('42\n42')]
+wrong [print(42.0)]
+wrong [print(4); print(2)]
+right [from __future__ import annotations⏎print(List and math.floor(42.5))]
+wrong [x = '�'⏎print(42)]
+wrong [import os⏎os.write(1, '\ud800'.encode(errors='surrogatepass'))]
+"""
 
 
 def test_verdicts_on_a_program():
-    for text, right in COMPLETIONS:
-        assert programming.score(IN_AND_OUT, text) is right, repr(text)
+    start, end = block("\n").split("\n\n")
+    for line in COMPLETIONS.strip().split("\n"):
+        verdict, _, text = line.partition(" ")
+        for sign, meaning in (("[", f"{start}\n"), ("]", f"\n{end}"), ("⏎", "\n"), ("�", "\ud800")):
+            text = text.replace(sign, meaning)
+        assert programming.score(IN_AND_OUT, text) is (verdict == "right"), repr(text)
 
 
-RETURNED = [  # the wanted value, what the function returns, whether it is right
-    (3, "3", True),
-    (3, "3.0", False),
-    (3, "'3'", False),
-    (3, "True", False),
-    (0.5, "0.5000000001", True),
-    (0.5, "0.51", False),
-    ([1, [2]], "(1, (2,))", True),
-    ([1, 2], "[2, 1]", False),
-    (None, "None", True),
-    (True, "True", True),
-    (True, "1", False),
-    ({"a": 1}, "{'a': 1}", True),
-    (1, "float('nan')", False),
-    ([1], "[1, 2]", False),
-    ("a", "'a'", True),
-    (3, "{1, 2}", False),
-    (1.0, "1", True),
-    # too large for a float
-    (0.5, "10**400", False),
-    ([0.5], "[-10**400]", False),
-    (0.5, "10**5000", False),
-    ("a", "'\\ud800'", False),
-    ("\ud800", "'a'", False),
-    ("\ud800", "'\\ud800'", True),
-]
+# The verdict, what the function returns, and what is wanted, in JSON.
+RETURNED = r"""
+right | 3 | 3
+wrong | 3.0 | 3
+wrong | '3' | 3
+wrong | True | 3
+right | 0.5000000001 | 0.5
+wrong | 0.51 | 0.5
+right | (1, (2,)) | [1, [2]]
+wrong | [2, 1] | [1, 2]
+right | None | null
+right | True | true
+wrong | 1 | true
+right | {'a': 1} | {"a": 1}
+wrong | float('nan') | 1
+wrong | [1, 2] | [1]
+right | 'a' | "a"
+wrong | {1, 2} | 3
+right | 1 | 1.0
+wrong | 10**400 | 0.5
+wrong | [-10**400] | [0.5]
+wrong | 10**5000 | 0.5
+wrong | '\ud800' | "a"
+wrong | 'a' | "\ud800"
+right | '\ud800' | "\ud800"
+"""
 
 
 def test_what_a_function_returns_is_compared_as_json():
-    for wanted, returned, right in RETURNED:
-        test = {
-            "testtype": "functional",
-            "input": "0",
-            "output": json.dumps(wanted),
-            "metadata": {"func_name": "f"},
-        }
+    for line in RETURNED.strip().split("\n"):
+        verdict, returned, wanted = line.split(" | ")
+        test = {"testtype": "functional", "input": "0", "output": wanted, "fn_name": "f"}
         program = f"class Solution:\n    def f(self, x: List[int]):\n        return {returned}"
-        assert programming.score(programming.problem("Do.", [test]), block(program)) is right, (
-            wanted,
-            returned,
-        )
+        problem = programming.problem("Do.", [test])
+        assert programming.score(problem, block(program)) is (verdict == "right"), line
+
+
+# The verdict, what is written, and what is wanted.
+TEXTS = r"""
+right | 0.3333333333⏎ | 0.333333333
+right | 1 0.50  ⏎⏎⏎ | 1 0.5
+wrong | 0.334 | 0.333
+wrong | nan | 0.5
+wrong | inf | 1.0
+wrong | 1_0.0 | 10.0
+wrong | 1000001 | 1000000
+wrong | a b | ab
+wrong | | 1
+wrong | 1⏎⏎2 | 1⏎2
+"""
 
 
 def test_decimal_fractions_are_compared_up_to_rounding_and_nothing_else_is():
-    same = programming.same_text
-    assert same("0.3333333333\n", "0.333333333") and same("1 0.50  \n\n\n", "1 0.5")
-    assert not same("0.334", "0.333") and not same("nan", "0.5") and not same("inf", "1.0")
-    assert not same("1_0.0", "10.0")
-    assert (
-        not same("1000001", "1000000")
-        and not same("a b", "ab")
-        and not same("", "1")
-        and not same("1\n\n2", "1\n2")
-    )
+    for line in TEXTS.strip().split("\n"):
+        verdict, written, wanted = line.replace("⏎", "\n").split(" |")
+        assert programming.same_text(written[1:], wanted[1:]) is (verdict == "right"), line
 
 
 def test_a_lone_surrogate_in_a_test_makes_no_error():
@@ -173,7 +159,7 @@ TIMES = [  # of a verdict within .9 seconds: the number of tests, the program, w
     (1, "import time\ntime.sleep(1.2)\nprint(42)", True),  # waits, as on a busy machine
     (1, "import time\ntime.sleep(60)\nprint(42)", False),
     (1, BUSY.format(seconds=0.98), False),
-    (3, BUSY.format(seconds=0.2), True),
+    (3, BUSY.format(seconds=0.1), True),
     (3, BUSY.format(seconds=0.5), False),
 ]
 

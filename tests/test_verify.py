@@ -1,6 +1,5 @@
 """The verifier pool: one verdict for every completion, whatever a score does to its process."""
 
-import contextlib
 import os
 import random
 import signal
@@ -97,162 +96,132 @@ def task(tmp_path, monkeypatch):
     assert list((tmp_path / "temporary").iterdir()) == [], "temporary files were left"
 
 
-def judge(pool: VerifierPool, items: list, seconds: float = 60) -> dict:
-    """All verdicts, by the items' numbers."""
-    pool.submit([(i, *item) for i, item in enumerate(items)])
-    verdicts, deadline = [], time.monotonic() + seconds
-    while pool.unfinished:
-        verdicts += pool.results()
-        assert time.monotonic() < deadline, f"only {len(verdicts)} of {len(items)} verdicts came"
-        time.sleep(0.005)
-    assert sorted(key for key, _ in verdicts) == list(range(len(items))), "one verdict each"
-    return dict(verdicts)
+def judge(pool: VerifierPool, items: list) -> list:
+    """All verdicts, in the order of the items."""
+    verdicts = [*pool.judge([(i, *item) for i, item in enumerate(items)], seconds=60)]
+    assert sorted(key for key, _ in verdicts) == [*range(len(items))], "one verdict each"
+    return [verdict for _, verdict in sorted(verdicts, key=lambda pair: pair[0])]
+
+
+def stat(pid: int | str) -> list[str]:
+    """The state of a process, its parent, and so on; a zombie if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except OSError:
+        return ["Z", "0"]
 
 
 def is_running(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"
+    return stat(pid)[0] != "Z"
 
 
 def children_of(parent: int) -> set[int]:
     """The processes that this one has started, zombies too."""
-    pids = set()
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            if int(stat.read_text().rsplit(")", 1)[1].split()[1]) == parent:
-                pids.add(int(stat.parent.name))
-    return pids
+    pids = filter(str.isdigit, os.listdir("/proc"))
+    return {int(pid) for pid in pids if stat(pid)[1] == str(parent)}
 
 
-def wait_until(condition, seconds: float = 30) -> bool:
+def wait_until(condition, seconds: float = 30) -> None:
     deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
+    while not condition():
+        assert time.monotonic() < deadline
         time.sleep(0.01)
-    return bool(condition())
 
 
 def test_the_default_task_is_judged_as_it_judges_itself():
-    problems, rng = arithmetic.problems("train", 300), random.Random(0)
-    items = []
-    for problem in problems:
-        items += [
-            (problem, "1+1</think>" + rng.choice([problem.answer, problem.answer + "1", ""]))
-            for _ in range(10)
-        ]
+    rng, items = random.Random(0), []
+    for problem in 10 * arithmetic.problems("train", 300):
+        answer = rng.choice([problem.answer, problem.answer + "1", ""])
+        items.append((problem, "1+1</think>" + answer))
     with VerifierPool(2, time_limit=10, memory_gib=4) as pool:
         assert pool.results() == [] and pool.unfinished == 0
         verdicts = judge(pool, items)
-    assert [verdicts[i].correct for i in range(len(items))] == [
-        arithmetic.score(*item) for item in items
-    ]
-    assert all(verdict.failure is None for verdict in verdicts.values())
-    assert 500 < sum(verdict.correct for verdict in verdicts.values()) < 2000
+    assert verdicts == [Verdict(float(arithmetic.score(*item))) for item in items]
+    assert 500 < sum(verdict.correct for verdict in verdicts) < 2000
 
 
-FAILURES = {  # what the completion has the score do: the failure, and what its detail says
-    "raise": (None, f'hostile_task.py", line {HOSTILE_TASK.split("1 / 0")[0].count(chr(10)) + 1},'),
-    "exit": (None, "SystemExit"),
-    "recursion": (None, "RecursionError"),
-    "neither": (None, "hostile_task.score returned 'yes', not True, False or a number"),
-    "too much": (None, "hostile_task.score returned 1.5, not True, False or a number from 0 to 1"),
-    "no number": (None, "score returned nan, not"),
-    "no such action": (None, "KeyError"),
-    "os._exit": ("died", "exit 0"),
-    "kill": ("died", "signal 9"),
-    "kill the guard": ("died", "signal 9"),
-    "kill the group": ("died", "signal 9"),
-    "crash": ("died", "signal 11"),
-    "close everything": ("died", ""),
-    "giant reply": ("died", "bytes"),
-    "malformed reply": ("died", "its reply is not one"),
-    "memory": ("memory", ""),
-    "loop": ("time limit", ""),  # of CPU time
-    "sleep": ("time limit", ""),  # of the clock
-}
+# What the completion has the score do, the score, the failure, and what its detail says.
+VERDICTS = """
+right            | 1    | None       |
+wrong            | 0    | None       |
+raise            | 0    | None       | hostile_task.py", line LINE,
+exit             | 0    | None       | SystemExit
+recursion        | 0    | None       | RecursionError
+neither          | 0    | None       | hostile_task.score returned 'yes', not True, False
+too much         | 0    | None       | score returned 1.5, not True, False or a number from 0 to 1
+no number        | 0    | None       | score returned nan, not
+no such action   | 0    | None       | KeyError
+os._exit         | 0    | died       | exit 0
+kill             | 0    | died       | signal 9
+one              | 1    | None       |
+kill the guard   | 0    | died       | signal 9
+kill the group   | 0    | died       | signal 9
+crash            | 0    | died       | signal 11
+read             | 1    | None       |
+close everything | 0    | died       |
+giant reply      | 0    | died       | bytes
+a float          | 1    | None       |
+malformed reply  | 0    | died       | its reply is not one
+memory           | 0    | memory     |
+look for torch   | 1    | None       |
+loop             | 0    | time limit |
+sleep            | 0    | time limit |
+two thirds       | 0.66 | None       |
+""".replace("LINE", str(HOSTILE_TASK.split("1 / 0")[0].count("\n") + 1))
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_failure_costs_its_own_completion_only_and_is_named(task, workers):
+def test_a_failure_costs_its_own_completion_only_and_is_named(task, capfd, workers):
     """Every kind of failure in one pool. One worker meets them one by one, with other completions
-    between them; two meet each kind twice, in any order."""
-    if workers == 1:
-        texts = [text for failure in FAILURES for text in ("right", "wrong", failure)] + [
-            "right",
-            "wrong",
-        ]
-    else:
-        texts = [*FAILURES, *FAILURES, *["right", "wrong"] * 10]
-        random.Random(0).shuffle(texts)
+    between them; two meet each kind twice, in any order. Nothing is printed."""
+    table = [[*map(str.strip, line.split("|"))] for line in VERDICTS.strip().split("\n")]
+    rows = [row for failure in table for row in (*table[:2], failure)]
+    if workers == 2:
+        random.Random(0).shuffle(rows := 2 * table)
     with VerifierPool(workers, time_limit=1, memory_gib=0.25) as pool:
-        verdicts = judge(pool, [task(text) for text in texts])
-    got = [verdicts[i] for i in range(len(texts))]
-    assert [verdict.score for verdict in got] == [text == "right" for text in texts]
-    for text, verdict in zip(texts, got):
-        failure, detail = FAILURES.get(text, (None, ""))
-        assert detail or not verdict.detail or failure, (text, verdict)
-        assert verdict.raised is (text in FAILURES and failure is None), (text, verdict)
-        assert (
-            verdict.failure == failure and detail in verdict.detail and len(verdict.detail) <= 2000
-        ), (text, verdict)
-
-
-def test_a_score_reads_nothing_prints_to_nobody_and_is_without_torch(task, capfd):
-    with VerifierPool(1, time_limit=10, memory_gib=1) as pool:
-        verdicts = judge(pool, [task("read"), task("right"), task("look for torch")])
-    assert all(verdict.correct for verdict in verdicts.values())
+        verdicts = judge(pool, [task(text) for text, *_ in rows])
+    for (text, score, failure, detail), verdict in zip(rows, verdicts):
+        assert verdict.score == pytest.approx(float(score), abs=0.01), (text, verdict)
+        assert verdict.correct is (score == "1") and len(verdict.detail) <= 2000, (text, verdict)
+        assert str(verdict.failure) == failure and detail in verdict.detail, (text, verdict)
+        assert verdict.raised is (failure == "None" and detail != ""), (text, verdict)
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_score_may_be_a_number(task):
-    kinds = ("one", "a float", "numpy.bool_", "numpy.float32", "two thirds", "wrong")
+def test_a_score_may_be_a_number_of_numpy(task):
     with VerifierPool(1, time_limit=20, memory_gib=4) as pool:
-        verdicts = judge(pool, [task(what) for what in kinds])
-    assert [verdicts[i].score for i in range(6)] == [1, 1, 1, 1, 2 / 3, 0], verdicts
-    assert [verdicts[i].correct for i in range(6)] == [True] * 4 + [False] * 2
+        assert judge(pool, [task("numpy.bool_"), task("numpy.float32")]) == [Verdict(1.0)] * 2
 
 
 def test_waiting_for_the_processor_costs_nothing(task):
     """As on a busy machine. The CPU time of one completion is not that of the next."""
-    busy = task("busy")
     with VerifierPool(1, time_limit=2, memory_gib=1) as pool:
-        verdicts = judge(pool, [task("wait"), busy, busy, busy, busy])
-    assert all(verdict.correct for verdict in verdicts.values()), verdicts
+        assert judge(pool, [task("wait"), *[task("busy")] * 4]) == [Verdict(1.0)] * 5
 
 
 def test_none_of_several_completions_with_a_verdict_is_said_with_the_first_reason():
     failed = Verdict(0.0, "error", "KeyError: 1 (mine.py, line 2)")
     assert no_verdict_at_all([failed, Verdict(0.0)]) == no_verdict_at_all([]) == ""
     said = no_verdict_at_all([failed, Verdict(0.0, "died")])
-    assert (
-        said
-        == "none of 2 completions got a verdict; the first, error: KeyError: 1 (mine.py, line 2)"
-    )
+    assert said.endswith("of 2 completions got a verdict; the first, " + failed.reason)
+    assert failed.reason == "error: KeyError: 1 (mine.py, line 2)"
 
 
 def test_a_task_that_is_not_there_is_an_error_of_each_completion():
     with VerifierPool(1, time_limit=10, memory_gib=1) as pool:
         verdicts = judge(pool, [(Problem("", "", "no_such_task"), "")] * 3)
     error = Verdict(0.0, "error", "ModuleNotFoundError: No module named 'no_such_task'")
-    assert list(verdicts.values()) == [error] * 3
+    assert verdicts == [error] * 3
 
 
-def test_giant_and_odd_completions_arrive_whole(task):
-    odd = "\x00\ud800 \u2028 " + "π" * 10
-    problem = Problem("", "x" * 5_000_000, "data.tasks.arithmetic")
+def test_giant_and_odd_completions_arrive_whole():
+    odd, giant = "\x00\ud800 \u2028 " + "π" * 10, "x" * 5_000_000
+    pairs = [(giant, giant), (giant, odd), (odd, odd)]
+    items = [
+        (Problem("", answer, arithmetic.__name__), "</think>" + said) for answer, said in pairs
+    ]
     with VerifierPool(2, time_limit=60, memory_gib=2) as pool:
-        odd_problem = Problem("", odd, "data.tasks.arithmetic")
-        verdicts = judge(
-            pool,
-            [
-                (problem, "</think>" + problem.answer),
-                (problem, odd),
-                (odd_problem, "</think>" + odd),
-            ],
-        )
-    assert [verdicts[i].correct for i in range(3)] == [True, False, True]
+        assert [verdict.score for verdict in judge(pool, items)] == [1, 0, 1]
 
 
 def test_what_a_score_leaves_behind_dies_with_its_worker(task, tmp_path):
@@ -267,7 +236,7 @@ def test_closing_ends_workers_in_the_middle_of_their_work(task, tmp_path):
     before = children_of(os.getpid())
     pool = VerifierPool(2, time_limit=600, memory_gib=2)
     pool.submit([(0, *task("detach, then hang", str(marker))), (1, *task("sleep"))])
-    assert wait_until(lambda: marker.exists() and marker.read_text())
+    wait_until(lambda: marker.exists() and marker.read_text())
     assert len(children_of(os.getpid()) - before) == 2
     pool.close()
     assert children_of(os.getpid()) <= before, "no zombie is left"
@@ -294,7 +263,6 @@ time.sleep(600)
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the README promises this for Linux")
 @pytest.mark.parametrize(
     "by, stopped",
     [
@@ -303,55 +271,35 @@ time.sleep(600)
     ],
 )
 def test_nothing_outlives_the_owner_of_the_pool(task, tmp_path, by, stopped):
-    marker = tmp_path / "pid"
-    owner = subprocess.Popen(
+    marker, temporary = tmp_path / "pid", tmp_path / "temporary"
+    paths = {"TMPDIR": str(temporary), "PYTHONPATH": f"{ROOT}:{tmp_path}"}
+    with subprocess.Popen(
         [sys.executable, "-c", OWNER, str(marker)],
         stdout=subprocess.PIPE,
         cwd=ROOT,
-        env={
-            **os.environ,
-            "TMPDIR": str(tmp_path / "temporary"),
-            "PYTHONPATH": f"{ROOT}:{tmp_path}",
-        },
+        env=os.environ | paths,
         start_new_session=True,
-    )
-    assert owner.stdout.readline() == b"ready\n"
-    guards = children_of(owner.pid)
-    assert len(guards) == 2 and is_running(int(marker.read_text()))
-    if stopped:  # as a hostile score can do to its guard
-        for pid in guards:
-            os.kill(pid, signal.SIGSTOP)
-        assert wait_until(
-            lambda: all("T (stopped)" in Path(f"/proc/{pid}/status").read_text() for pid in guards)
-        )
-    owner.send_signal(by)
-    owner.wait()
-    owner.stdout.close()
-    assert wait_until(
-        lambda: not any(is_running(pid) for pid in [*guards, int(marker.read_text())])
-    )
-    assert wait_until(lambda: not any((tmp_path / "temporary").iterdir()))
+    ) as owner:
+        assert owner.stdout.readline() == b"ready\n"
+        guards = children_of(owner.pid)
+        assert len(guards) == 2 and is_running(int(marker.read_text()))
+        if stopped:  # as a hostile score can do to its guard
+            for pid in guards:
+                os.kill(pid, signal.SIGSTOP)
+            wait_until(lambda: all(stat(pid)[0] == "T" for pid in guards))
+        owner.send_signal(by)
+    wait_until(lambda: not any(map(is_running, [*guards, int(marker.read_text())])))
+    wait_until(lambda: not any(temporary.iterdir()))
 
 
-def test_a_verifier_finds_its_modules_whatever_python_is_told(monkeypatch):
+def test_a_stopped_verifier_is_noticed_at_the_time_limit(monkeypatch):
+    """And not only after the minutes that an import may take. It finds its modules whatever Python
+    is told."""
     monkeypatch.setenv("PYTHONSAFEPATH", "1")
-    problem = Problem("1+1=", "2", arithmetic.__name__)
-    with VerifierPool(1, 10.0, 4.0) as pool:
-        ((_, verdict),) = pool.judge([(0, problem, "1+1=2</think>2")])
-    assert verdict.failure is None
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="it looks into /proc")
-def test_a_stopped_verifier_is_noticed_at_the_time_limit():
-    """And not only after the minutes that an import may take."""
-    problem = Problem("1+1=", "2", arithmetic.__name__)
+    item = (Problem("1+1=", "2", arithmetic.__name__), "1+1=2</think>2")
     with VerifierPool(1, 1.0, 4.0) as pool:
-        ((_, verdict),) = pool.judge([(0, problem, "1+1=2</think>2")])
-        assert verdict.failure is None
+        assert judge(pool, [item]) == [Verdict(1.0)]
         guard = pool._verifiers[0].process.pid
-        (worker,) = children(guard)
-        for process in (worker, guard):
+        for process in (*children(guard), guard):
             os.kill(process, signal.SIGSTOP)
-        verdicts = [verdict for _, verdict in pool.judge([(1, problem, "2"), (2, problem, "2")])]
-    assert [verdict.failure for verdict in verdicts] == ["time limit", None]
-    assert verdicts[0].detail == ""  # nothing was to be imported
+        assert judge(pool, [item, item]) == [Verdict(0.0, "time limit"), Verdict(1.0)]

@@ -9,7 +9,6 @@ power of ten. Beyond that an answer may use the operations that the wanted one u
 gives an answer one spelling, and reads it.
 """
 
-import itertools
 import re
 
 from data import Problem, after_thinking
@@ -148,7 +147,7 @@ def undone(problem: Problem, answer: str) -> bool:
     A problem that asks for a form gets no other. A formula of the problem is no answer."""
     texts = [as_choice(cleaned(text))[1] for text in (problem.answer, answer)]
     try:
-        (wanted, _), (given, _) = meanings(*map(cleaned, texts))
+        (wanted, _), (given, _) = meanings(*texts)
     except FAULTS:  # words
         return False
     is_bare, asked = "=" not in answer, problem.prompt
@@ -245,11 +244,9 @@ def meanings(wanted: str, given: str) -> tuple:
 
 
 def understood(text: str) -> tuple[Tree, str]:
-    """The meaning of a cleaned text, and its unit, '' for none. Raises one of FAULTS if it has
-    none, or two units."""
-    units = {one_unit(unit) for unit in re.findall(UNIT, text)} - {""}
-    if len(units) > 1:
-        raise ValueError("there are two units")
+    """The meaning of a cleaned text, and its unit, '' for none. Raises one of FAULTS if it has no
+    meaning."""
+    units = sorted({one_unit(unit) for unit in re.findall(UNIT, text)})
     return meaning(read(re.sub(UNIT, "", text))), "".join(units)
 
 
@@ -273,11 +270,10 @@ def may_use(wanted: Tree, given: Tree) -> bool:
 
 def meaning(tree: Tree) -> Tree:
     """The tree with x = 5 as a named 5, and x > 2 as a named interval, also in lists."""
-    match tree:
-        case Tree("relation", parts, signs):
-            return meaning_of_relation(signs, parts)
-        case Tree("list" | "set", parts):
-            return meaning_of_list(tree.kind, [meaning(part) for part in parts])
+    if tree.kind == "relation":
+        return meaning_of_relation(tree.value, tree.parts)
+    if tree.kind in ("list", "set"):
+        return meaning_of_list(tree.kind, [*map(meaning, tree.parts)])
     return tree
 
 
@@ -301,7 +297,7 @@ def meaning_of_equation(signs: tuple, parts: tuple) -> Tree:
     """x = 6/2 = 3 as a named 3, 2 + 3 = 5 as a 5; others as they are."""
     if is_name(parts[-1]) and not is_name(parts[0]):
         parts = parts[::-1]
-    name, steps = (parts[0], parts[1:]) if is_name(parts[0]) else (None, parts)
+    name, *steps = parts if is_name(parts[0]) else (None, *parts)
     if r"\approx" in signs and len(steps) > 1 and rounds(*steps[-2:]):
         steps = steps[:-1]  # x = 1/3 ≈ 0.333 says 1/3
     result = meaning(steps[-1])
@@ -317,16 +313,15 @@ def meaning_of_relation(signs: tuple, parts: tuple) -> Tree:
         return meaning_of_equation(signs, parts)
     if {*signs} <= TURNED.keys():
         signs, parts = tuple(TURNED[sign] for sign in signs[::-1]), parts[::-1]
-    if len(parts) == 2:
-        name_first = is_name(parts[0])
-        signs = ("<", *signs) if name_first else (*signs, "<")
-        parts = (LOWEST, *parts) if name_first else (*parts, HIGHEST)
-    if len(parts) == 3 and {*signs} <= INTERVAL.keys() and is_name(parts[1]):
-        low, name, high = parts
-        if letters(name).isdisjoint(letters(low) | letters(high)):
-            brackets = INTERVAL[signs[0]][0] + INTERVAL[signs[1]][1]
-            return Tree("named", (Tree(brackets, (low, high)),), name, "inequality")
-    return Tree("relation", parts, signs)
+    if len(parts) == 2 and is_name(parts[0]):
+        signs, parts = ("<", *signs), (LOWEST, *parts)
+    elif len(parts) == 2:
+        signs, parts = (*signs, "<"), (*parts, HIGHEST)
+    low, name, high = parts
+    if not is_name(name) or r"\ne" in signs:
+        return Tree("relation", parts, signs)
+    brackets = INTERVAL[signs[0]][0] + INTERVAL[signs[1]][1]
+    return Tree("named", (Tree(brackets, (low, high)),), name, "inequality")
 
 
 def is_name(tree: Tree) -> bool:
@@ -354,9 +349,9 @@ def same(wanted: Tree, given: Tree) -> bool:
         return same_equation(wanted, given)
     if "named" in kinds:
         return same(unnamed(wanted), unnamed(given))
-    if kinds & {"list", "set"} or kinds == {r"\cup"}:
-        groups = [r"\cup"] if r"\cup" in kinds else ["list", "set"]
-        return same_items(items_of(wanted, *groups), items_of(given, *groups))
+    for group in (["list", "set"], [r"\cup"]):
+        if kinds & {*group}:
+            return same_items(items_of(wanted, *group), items_of(given, *group))
     if kinds & {"()", "[]", "(]", "[)", r"\matrix", r"\\", "&"}:
         is_alike = len(kinds) == 1 and len(wanted.parts) == len(given.parts)
         return is_alike and all(map(same, wanted.parts, given.parts))
@@ -367,8 +362,8 @@ def same(wanted: Tree, given: Tree) -> bool:
 
 def same_items(wanted: tuple, given: tuple) -> bool:
     """Whether these are the same trees in any order: each has one that is the same."""
-    pairs = [pair for pair in itertools.product(wanted, given) if same(*pair)]
-    return len(wanted) == len(given) and {*itertools.chain(*pairs)} == {*wanted, *given}
+    alike = [[same(item, other) for other in given] for item in wanted]
+    return len(wanted) == len(given) and all(map(any, [*alike, *zip(*alike)]))
 
 
 def rounds(exact: Tree, decimal: Tree) -> bool:
