@@ -392,8 +392,9 @@ VALUES = {
     "!": mp.factorial,
     **{name: getattr(mp, name[1:].replace("arc", "a"), abs) for name in FAMILY_OF},
 }
-# The first tokens of factors that may stand without a sign before them, beside letters
-STARTS_FACTOR = {*r'" { ( [ \frac \sqrt \pi'.split(), *FAMILY_OF}
+# How factors begin that may stand without a sign before them. Digits do so in n 2^k.
+STARTS_FACTOR = rf"""(?x) [^\W\d_] | ["{{(\[] | \d\S*[ ]\^
+    | \\(?: frac | sqrt | pi | {"|".join(FAMILY_OF).replace(chr(92), "")} )\b"""
 LEAVES = {name: Tree("constant", value=name) for name in CONSTANTS}
 HIGHEST = LEAVES[r"\infty"]
 LOWEST = Tree("-", (HIGHEST,))
@@ -435,7 +436,9 @@ class Reader(list):
     def product(self, signs=("*", "/"), ends=()) -> Tree:
         """Factors with these signs or none between them. It stops before one of `ends`."""
         tree = self.power()
-        while self[0] in signs or self.starts_factor() and self[0] not in ends:
+        while self[0] in signs or (
+            self[0] not in ends and re.match(STARTS_FACTOR, " ".join(self[:2]))
+        ):
             sign = self.take(*signs)
             factor = self.power()
             if sign == "/":
@@ -443,13 +446,6 @@ class Reader(list):
             else:
                 tree = Tree("*", (*items_of(tree, "*"), factor))
         return tree
-
-    def starts_factor(self) -> bool:
-        """Whether the next token starts a factor without a sign. Digits do so in n 2^k."""
-        first = self[0][:1]
-        if first.isdigit():
-            return self[1] == "^"
-        return first.isalpha() or not STARTS_FACTOR.isdisjoint((first, self[0]))
 
     def power(self) -> Tree:
         """A power, or a number with !, and the sign before it."""

@@ -38,7 +38,7 @@ from types import ModuleType
 from typing import Literal
 
 from data import Problem
-from data.sandbox import PATIENCE, PR_SET_PDEATHSIG, RaisedInside
+from data.sandbox import PATIENCE, PR_SET_PDEATHSIG
 
 IMPORT_LIMIT = 120.0  # seconds for a worker to start, read a completion, and import its task
 LONGEST_REPLY = 1 << 16  # bytes of a line, about; a worker that sends more is ended
@@ -330,8 +330,7 @@ def work(memory_gib: float) -> None:
             if hasattr(task, "get_ready"):  # what takes long, before the clock starts
                 task.get_ready(problem)
         except BaseException as error:
-            detail = traceback.format_exception_only(error)[-1].strip()[:DETAIL]
-            verdict = 0.0, "error", detail
+            verdict = 0.0, "error", f"{type(error).__name__}: {error}"[:DETAIL]
         else:
             print(json.dumps("begins"), file=replies, flush=True)
             seconds = time.process_time() + float(os.environ["SCORE_SECONDS"])
@@ -359,9 +358,8 @@ def judgement(task: ModuleType, problem: Problem, completion: str) -> tuple[floa
         return score_of(task, problem, completion), None, ""
     except MemoryError:
         return 0.0, "memory", ""
-    except BaseException as error:  # SystemExit too
-        inside = isinstance(error, RaisedInside)
-        return 0.0, None, (str(error) if inside else traceback.format_exc())[-TRACEBACK:]
+    except BaseException:  # SystemExit too
+        return 0.0, None, traceback.format_exc()[-TRACEBACK:]
 
 
 if __name__ == "__main__":

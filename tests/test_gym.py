@@ -1,6 +1,5 @@
 """--data gym:FAMILY, on the real package."""
 
-import contextlib
 import json
 from dataclasses import replace
 
@@ -94,34 +93,13 @@ def test_it_is_judged_in_the_verifiers_and_a_family_that_is_gone_is_a_failure():
 # --- what a model writes is never run, and a constant never wins ----------------------------------
 
 
-def effects(file: str) -> list[str]:
-    """Answers that leave a file behind, if anybody runs them: as Python, in a list, after a sum."""
-    run = f"__import__('pathlib').Path({file!r}).touch()"
-    return [run, f"[{run}]", f"[[{run}]]", f"1+1 if {run} else 2", f"x*{run}"]
-
-
-def test_the_families_that_run_answers_are_known(tmp_path):
-    """The package's own verifiers, outside of the sandbox, in the version that is installed."""
-    running = {"composite"}  # it asks the verifiers of others
-    package = gym.reasoning_gym()
-    for family in package.factory.DATASETS:
-        with contextlib.suppress(Exception):
-            judge = gym.verifier(family, "{}")
-            entry = package.create_dataset(family, size=1, seed=0)[0]
-            for text in effects(str(tmp_path / family)):
-                with contextlib.suppress(Exception):
-                    judge(text, entry)
-        if (tmp_path / family).exists():
-            running.add(family)
-    (known,) = [names for why, names in gym.REFUSED.items() if "runs" in why]
-    assert running == {*known.split(), *gym.OWN_VERIFIERS}
-
-
 def test_no_answer_is_run(tmp_path, monkeypatch):
     """Not even where the package's own verifier judges in the sandbox, and would run it."""
     left = tmp_path / "left"
+    run = f"__import__('pathlib').Path({str(left)!r}).touch()"
     takes_over = "__import__('sys').modules['data.tasks.mathematics'].__dict__.update(score=print)"
-    texts = [*effects(str(left)), takes_over, f"[{takes_over}]", "9**9**9**9"]
+    texts = [run, f"[{run}]", f"[[{run}]]", f"1+1 if {run} else 2", f"x*{run}", "9**9**9**9"]
+    texts += [takes_over, f"[{takes_over}]"]
     (tmp_path / "unchecked.py").write_text(
         "from data.tasks import gym\ngym.OWN_VERIFIERS.clear()\nscore = gym.score\n"
     )

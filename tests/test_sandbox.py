@@ -4,7 +4,6 @@ program cannot do."""
 import contextlib
 import ctypes
 import os
-import platform
 import re
 import signal
 import socket
@@ -141,7 +140,7 @@ def test_a_call_on_a_hostile_text_can_do_no_more_than_a_program(row, outside):
 def test_a_call_starts_nothing_changes_nothing_and_ends_in_time():
     def take_over() -> dict:
         programming.score = lambda *_: True
-        print("this is lost")
+        os.write(1, b"this is lost")
         return {"of": [1, 2.5, None]}
 
     before, began = programming.score, time.monotonic()
@@ -224,22 +223,18 @@ def test_tests_that_take_too_long_together_are_wrong_not_a_failure():
 
 def test_a_sandbox_that_cannot_run_python_is_an_error_not_a_verdict(monkeypatch):
     sandbox.require_sandbox.cache_clear()
-    monkeypatch.setattr(sandbox, "READABLE", ("/dev/null",))
+    monkeypatch.setattr(sandbox, "READABLE", ["/dev"])
     for name in ("prefix", "exec_prefix", "base_prefix", "base_exec_prefix"):
         monkeypatch.setattr(sandbox.sys, name, "/nowhere")
     with pytest.raises(ValueError, match="programs cannot be judged here"):
         programming.score(IN_AND_OUT, block("print(42)"))
 
 
-@pytest.mark.parametrize("gap", ["no Landlock", "no seccomp"])
-def test_what_cannot_be_enforced_is_said(monkeypatch, gap):
-    if gap == "no Landlock":
-        monkeypatch.setattr(sandbox, "landlock_version", lambda: 0)
-    else:
-        sandbox.seccomp_filter.cache_clear()
-        monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-    try:
-        assert [text.split(" (")[0].split(":")[0] for text in sandbox.missing()] == [gap]
-        assert programming.score(IN_AND_OUT, block("print(42)")), "and programs are still judged"
-    finally:
-        sandbox.seccomp_filter.cache_clear()
+@pytest.mark.parametrize(
+    "gap, name, lack", [("Landlock", "landlock_version", 0), ("seccomp", "seccomp_filter", None)]
+)
+def test_what_cannot_be_enforced_is_said(monkeypatch, gap, name, lack):
+    monkeypatch.setattr(sandbox, name, lambda *_: lack)
+    (said,) = sandbox.missing()
+    assert said.startswith(f"no {gap} (")
+    assert programming.score(IN_AND_OUT, block("print(42)")), "and programs are still judged"

@@ -75,9 +75,9 @@ ASKS_FOR_FORM = r"""(?x) \b(?:
 BOXES = r"(?sx) \\\\?(?:boxed|fbox) \s* ( \{ | [^\s${}]* ) | \\. | [{}]"
 # The base that a problem names
 BASE = r"(?x) (?: \bbase [\s$-]* | \b (?=binary|octal|hexadecimal) ) (\w+)"
-NAMES_OF_BASES = """two=2 three=3 four=4 five=5 six=6 seven=7 eight=8 nine=9 ten=10
+BASES = """two=2 three=3 four=4 five=5 six=6 seven=7 eight=8 nine=9 ten=10
     binary=2 octal=8 hexadecimal=16"""
-BASES = dict(name.split("=") for name in NAMES_OF_BASES.split())
+BASES = dict(name.split("=") for name in BASES.split())
 HUNDRED = number(100)
 INTERVAL = {"<": "()", r"\le": "[]"}  # the brackets of an interval by the signs at its ends
 
@@ -219,7 +219,8 @@ def same_quantity(wanted: str, given: str, text: str) -> bool:
         return same(wanted, given)
     if wanted_unit and given_unit or wanted_unit.startswith("base"):
         return False
-    if changes_value(given_unit, text):
+    base = ["10", *re.findall(BASE, text.lower())][-1]  # the one that the problem names last
+    if given_unit.startswith("base") and given_unit != f"base{BASES.get(base, base)}":
         return False
     if given_unit == "%":  # 25 % is right for 0.25, and for 25: the problem may ask for percent
         is_above_1 = wanted.kind == "number" and abs(wanted.value) > 1
@@ -227,13 +228,6 @@ def same_quantity(wanted: str, given: str, text: str) -> bool:
     if same(wanted, given):
         return True
     return wanted_unit == "%" and same(Tree("/", (wanted, HUNDRED)), given)  # 0.25 for 25 %
-
-
-def changes_value(unit: str, text: str) -> bool:
-    """Whether a number is another one without this unit: with a base, unless the text of the
-    problem names it last, or names none and it is 10."""
-    base = ["10", *re.findall(BASE, text.lower())][-1]
-    return unit.startswith("base") and unit != f"base{BASES.get(base, base)}"
 
 
 def meanings(wanted: str, given: str) -> tuple:
