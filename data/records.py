@@ -55,87 +55,55 @@ def read_records(path: Path) -> Iterator[tuple[str, dict]]:
             f"{path} is not a file of records; the endings known are {', '.join(FORMATS)}"
         )
     reader = {".csv": read_csv, ".parquet": read_parquet}.get(path.suffix, read_json)
-    place = None
-    for place, record in reader(path):
-        if not isinstance(record, dict):
-            raise ValueError(
-                f"{place}: a record is an object with named columns, not {record!r:.60}"
-            )
-        yield place, record
-    if place is None:
-        raise ValueError(f"{path} holds no record: put one problem on each line, or in each row")
-
-
-def read_text(path: Path) -> str:
-    """The text of a file in UTF-8. ValueError, with the line, for another encoding."""
-    data = path.read_bytes()
+    last = "its start"
     try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise ValueError(f"{path}, line {line} is not in UTF-8: save the file in UTF-8") from None
+        for place, record in reader(path):
+            if not isinstance(record, dict):
+                raise ValueError(f"{place} holds {record!r:.60}, no object with named columns")
+            last = place
+            yield f"{path}, {place}", record
+    except Exception as error:  # of many kinds: of the encoding, of JSON, CSV or Parquet
+        raise ValueError(f"{path}, after {last}: no record in UTF-8, but {error}") from None
+    if last == "its start":
+        raise ValueError(f"{path} holds no record: put one problem on each line, or in each row")
 
 
 def read_json(path: Path) -> Iterator[tuple[str, object]]:
     """A record a line, or a list of records."""
-    text = read_text(path)
-    if path.suffix == ".jsonl":
-        for number, line in enumerate(io.StringIO(text), start=1):
-            if line.strip():
-                yield f"{path}, line {number}", parse_json(path, line, number)
+    text = path.read_text(encoding="utf-8-sig")
+    if path.suffix == ".json":
+        for number, record in enumerate(json.loads(text), start=1):
+            yield f"record {number}", record
         return
-    records = parse_json(path, text)
-    if not isinstance(records, list):
-        raise ValueError(
-            f"{path} holds no list of records, but a {type(records).__name__}: "
-            "write [{...}, ...], or a record a line in a .jsonl file"
-        )
-    for number, record in enumerate(records, start=1):
-        yield f"{path}, record {number}", record
-
-
-def parse_json(path: Path, text: str, first_line: int = 1):
-    """The value of a text that begins at this line of a file. ValueError, with the line, if it is
-    not JSON."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        line = first_line + getattr(error, "lineno", 1) - 1
-        raise ValueError(
-            f"{path}, line {line} is not JSON: {getattr(error, 'msg', error)}"
-        ) from None
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            yield f"line {number}", json.loads(line)
 
 
 def read_csv(path: Path) -> Iterator[tuple[str, dict]]:
     """CSV. The separator is the one of comma, semicolon and tab that the first line has most
     often."""
     csv.field_size_limit(2**30)
-    text = read_text(path)
+    text = path.read_text(encoding="utf-8-sig")
     separator = max(",;\t", key=text.partition("\n")[0].count)
     reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
-    try:
-        for record in reader:
-            place = f"{path}, line {reader.line_num}"
-            if None in record:
-                raise ValueError(
-                    f"{place}: more cells than columns: put quotes around a text that holds"
-                    f" {separator!r}"
-                )
-            yield place, record
-    except csv.Error as error:
-        raise ValueError(f"{path}, after line {reader.line_num} is not CSV: {error}") from None
+    for record in reader:
+        if None in record:
+            raise ValueError(
+                f"line {reader.line_num} has more cells than columns: put quotes around a text that"
+                f" holds {separator!r}"
+            )
+        yield f"line {reader.line_num}", record
 
 
 def read_parquet(path: Path) -> Iterator[tuple[str, dict]]:
     import pyarrow.parquet
 
-    try:
-        batches = pyarrow.parquet.ParquetFile(path).iter_batches(batch_size=64)
-        records = (record for batch in batches for record in batch.to_pylist())
-        for number, record in enumerate(records, start=1):
-            yield f"{path}, record {number}", record
-    except Exception as error:  # of many kinds, by what the columns hold
-        raise ValueError(f"{path} is no Parquet file that can be read: {error}") from None
+    number = 0
+    for batch in pyarrow.parquet.ParquetFile(path).iter_batches(batch_size=64):
+        for record in batch.to_pylist():
+            number += 1
+            yield f"record {number}", record
 
 
 # --- problems -------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from programs import CALLED, IN_AND_OUT, block, read_programs
 
 from data import sandbox
 from data.tasks import programming
-from data.verify import Verdict, VerifierPool
+from data.verify import Verdict, VerifierPool, children
 
 DOCS = Path(__file__).parent.parent / "docs" / "data.md"
 
@@ -203,9 +203,8 @@ def test_a_program_dies_with_its_verifier(tmp_path, monkeypatch):
         pool.submit([(name, IN_AND_OUT, text) for name, text in texts.items()])
         while not programs_below(tmp_path):
             time.sleep(0.01)
-        (program,) = programs_below(tmp_path)
-        parent = int(Path(f"/proc/{program}/stat").read_text().rsplit(")", 1)[1].split()[1])
-        os.kill(parent, signal.SIGKILL)
+        (worker,) = children(pool._verifiers[0].process.pid)
+        os.kill(worker, signal.SIGKILL)
         verdicts = dict(pool.judge([], seconds=30))
         assert verdicts["slow"].failure == "died" and verdicts["right"].correct
         assert programs_below(tmp_path) == []

@@ -129,15 +129,11 @@ def wait_until(condition, seconds: float = 30) -> None:
 
 
 def test_the_default_task_is_judged_as_it_judges_itself():
-    rng, items = random.Random(0), []
-    for problem in 10 * arithmetic.problems("train", 300):
-        answer = rng.choice([problem.answer, problem.answer + "1", ""])
-        items.append((problem, "1+1</think>" + answer))
+    problems, ends = arithmetic.problems("train", 600), ["", "1"]
+    items = [(each, f"1+1</think>{each.answer}{end}") for each in problems for end in ends]
     with VerifierPool(2, time_limit=10, memory_gib=4) as pool:
         assert pool.results() == [] and pool.unfinished == 0
-        verdicts = judge(pool, items)
-    assert verdicts == [Verdict(float(arithmetic.score(*item))) for item in items]
-    assert 500 < sum(verdict.correct for verdict in verdicts) < 2000
+        assert judge(pool, items) == [Verdict(1.0), Verdict(0.0)] * 600
 
 
 # What the completion has the score do, the score, the failure, and what its detail says.
