@@ -160,14 +160,12 @@ def _axis_label(quantity: str, columns: set[str]) -> str:
 
 def _label_axes(axes, runs: list[FittedRun]) -> None:
     """Name the axes, and print compute as the report does."""
-    from matplotlib.ticker import LogLocator
-
     x_label = _axis_label("compute", {series.x_name for series, _ in runs})
     y_label = _axis_label("pass rate", {series.y_name for series, _ in runs})
     axes.set(xlabel=x_label, ylabel=y_label, xscale="log")
     low, high = axes.get_xlim()
     if high < 100 * low:  # over less than two decades more ticks have a number
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.get_major_locator().set_params(subs=(1, 2, 5))
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_formatter("")
     axes.grid(alpha=0.25)
