@@ -18,7 +18,7 @@ import torch.multiprocessing as multiprocessing
 from transformers import PreTrainedModel
 
 from core.engine import Engine, EngineSettings, NoEngine
-from core.model import load_model, put_on_device, use_wide_products
+from core.model import load_model, put_on_device
 from core.rollouts import Report, Request, Rollout, SharedParameters
 from core.torch_engine import TorchEngine, engine_that_fits
 from core.vllm_engine import VllmEngine
@@ -245,7 +245,6 @@ def make_engine(settings: EngineSettings, model: PreTrainedModel | None = None) 
         return VllmEngine(settings)
     model = model or load_model(settings.model)
     device = torch.device(settings.devices[0])
-    use_wide_products(model, device)
     dtype, fp32_head = getattr(torch, settings.dtype), settings.decoding.fp32_logits
     put_on_device(model, device, dtype, fp32_head)
     if settings.may_halve:

@@ -27,7 +27,6 @@ from core.settings import Sampling
 
 transformers.utils.logging.disable_progress_bar()  # of loading, which is over in a moment
 
-WIDE = 256  # below this hidden size a call of oneDNN costs more than it saves
 
 # --- loaded or refused ----------------------------------------------------------------------------
 
@@ -82,22 +81,6 @@ def put_on_device(
     if device.type == "cuda":
         model.set_attn_implementation("fused")
     return model.to(device).eval()
-
-
-def use_wide_products(model: PreTrainedModel, device: torch.device) -> None:
-    """Let oneDNN compute the fp32 products of this process instead of MKL, if the model is wide and
-    on the CPU.
-
-    MKL uses half of the vectors' width on AMD's processors, so oneDNN takes half of its time. To
-    ask torch for oneDNN, the precision has to be "medium", which allows bf16 too. A CPU that then
-    computes in bf16 keeps MKL: its product with the identity is not exact."""
-    if device.type != "cpu" or model.config.get_text_config().hidden_size < WIDE:
-        return
-    torch.set_float32_matmul_precision("medium")
-    more_than_bf16_holds = torch.full((WIDE, WIDE), 1 + 2**-12)
-    product = more_than_bf16_holds @ torch.eye(WIDE)
-    if not torch.equal(product, more_than_bf16_holds):
-        torch.set_float32_matmul_precision("highest")
 
 
 def grouped_attention(

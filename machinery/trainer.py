@@ -26,7 +26,6 @@ from torch.nn import Module, ModuleList
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from core.model import use_wide_products
 from core.policy import Policy, micro_batches
 from core.rollouts import Rollout, given_rollout
 from core.screen import say
@@ -42,7 +41,6 @@ def make_policy(settings: Settings, model: PreTrainedModel, device: torch.device
 
     A single rank in fp32 has the whole model. If there are several ranks, if the trunk computes in
     bf16, or with --offload, FSDP shards it (`shard`): it is never whole on one device then."""
-    use_wide_products(model, device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
         model.set_attn_implementation("fused")

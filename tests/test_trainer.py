@@ -8,7 +8,6 @@ import os
 import warnings
 from datetime import timedelta
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -35,7 +34,7 @@ import loss
 import train
 from core import screen
 from core.engine import sample_all
-from core.model import load_model, load_tokenizer, make_decoding, put_on_device, use_wide_products
+from core.model import load_model, load_tokenizer, make_decoding, put_on_device
 from core.policy import Policy, micro_batches
 from core.rollouts import Request, SharedParameters
 from core.settings import Settings
@@ -739,37 +738,3 @@ def test_a_version_is_complete_when_every_rank_has_written_its_part(models):
     assert shared.version == 1
     assert not shared.holds(1)
     assert not shared.holds(2)
-
-
-@pytest.fixture
-def precision():
-    """What torch allows fp32 products to be; as it was before, after the test."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    yield torch.get_float32_matmul_precision
-    torch.set_float32_matmul_precision(before)
-
-
-def wide(hidden_size):
-    config = SimpleNamespace(hidden_size=hidden_size)
-    config.get_text_config = lambda: config
-    return SimpleNamespace(config=config)
-
-
-def test_only_a_wide_model_on_the_cpu_leaves_mkl(precision):
-    use_wide_products(wide(64), CPU)
-    use_wide_products(wide(576), torch.device("cuda:0"))  # "medium" would be TF32 there
-    assert precision() == "highest"
-
-
-def test_products_of_a_wide_model_stay_fp32(precision, monkeypatch):
-    use_wide_products(wide(576), CPU)
-    torch.manual_seed(0)
-    left, right = torch.randn(64, 576), torch.randn(576, 64)
-    exact = (left.double() @ right.double()).float()
-    torch.testing.assert_close(left @ right, exact, rtol=1e-5, atol=1e-4)  # bf16: .1
-
-    # A CPU that computes "medium" in bf16.
-    monkeypatch.setattr(torch.Tensor, "__matmul__", lambda a, _: a.bfloat16().float())
-    use_wide_products(wide(576), CPU)
-    assert precision() == "highest"

@@ -19,7 +19,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from core.model import load_model, load_tokenizer, render, use_wide_products
+from core.model import load_model, load_tokenizer, render
 from core.screen import Progress, say
 from core.settings import model_path
 from curve.flags import option, read_flags, run_command
@@ -59,7 +59,6 @@ def main(arguments: list[str]) -> int:
     path = model_path(command.model)
     tokenizer = load_tokenizer(path)
     model = load_model(path).to("cuda" if torch.cuda.is_available() else "cpu")
-    use_wide_products(model, model.device)
 
     # What is learned of each record.
     examples = []
