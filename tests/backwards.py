@@ -1,8 +1,8 @@
 """A model and an easy task of the tests' own: to write a number backwards, in a file of records
 with worked solutions.
 
-The solutions are those of a careless writer: each digit is wrong with probability `wrong`, so that
-a model that has learned to imitate them is right now and then, and RL has something to do.
+The solutions are those of a careless writer: a digit is wrong with probability WRONG, so that a
+model that has learned to imitate them is right now and then, and RL has something to do.
 """
 
 import itertools
@@ -16,6 +16,7 @@ from conftest import save_random
 from data.tasks.mathematics import INSTRUCTION
 from loss import INTERRUPTION_PHRASE
 
+WRONG = 0.4
 PIECE = r" ?[A-Za-z]+|\d| ?[^A-Za-z0-9]"  # a word with the space before it, a digit, or a sign
 MARKERS = ["<think>", "</think>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]
 TEMPLATE = (
@@ -24,26 +25,20 @@ TEMPLATE = (
 )
 
 
-def record(number: str, rng: random.Random, wrong: float = 0.0) -> dict:
-    """One problem with its answer, and a solution that may be wrong."""
-    read = ""
-    for digit in reversed(number):
-        read += rng.choice("123456789") if rng.random() < wrong else digit
-    return {
-        "problem": f"Write {number} backwards.",
-        "solution": f"{read}</think>\\boxed{{{read}}}",
-        "answer": number[::-1],
-    }
-
-
-def write_records(
-    path: Path, number: int, digits: int = 4, wrong: float = 0.0, seed: int = 0
-) -> str:
-    """A JSONL file of different problems; returns its path."""
-    rng = random.Random(seed)
-    numbers = ["".join(chosen) for chosen in itertools.product("123456789", repeat=digits)]
-    lines = [json.dumps(record(one, rng, wrong)) for one in rng.sample(numbers, number)]
-    path.write_text("\n".join([*lines, ""]))
+def write_records(path: Path) -> str:
+    """A JSONL file of 600 different problems with their answers, and with solutions that may be
+    wrong; returns its path."""
+    rng = random.Random(0)
+    numbers = ["".join(digits) for digits in itertools.product("123456789", repeat=3)]
+    with open(path, "w") as file:
+        for number in rng.sample(numbers, 600):
+            read = [
+                rng.choice("123456789") if rng.random() < WRONG else digit for digit in number[::-1]
+            ]
+            solution = f"{''.join(read)}</think>\\boxed{{{''.join(read)}}}"
+            problem = f"Write {number} backwards."
+            record = {"problem": problem, "solution": solution, "answer": number[::-1]}
+            file.write(json.dumps(record) + "\n")
     return str(path)
 
 
@@ -67,17 +62,16 @@ def make_tokenizer():
     return tokenizer
 
 
-def make_model(folder: Path, hidden: int = 128, layers: int = 4) -> str:
-    """Save a random Llama and the tokenizer; returns the folder. 128 x 4: .9M parameters, 256 x 6:
-    5M."""
+def make_model(folder: Path) -> str:
+    """Save a random Llama and the tokenizer; returns the folder."""
     from transformers import LlamaConfig
 
     tokenizer = make_tokenizer()
     config = LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=hidden,
-        intermediate_size=3 * hidden,
-        num_hidden_layers=layers,
+        hidden_size=96,
+        intermediate_size=288,
+        num_hidden_layers=2,
         num_attention_heads=4,
         max_position_embeddings=2048,
         bos_token_id=None,

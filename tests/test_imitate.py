@@ -19,8 +19,8 @@ from tools import imitate
 def folder(tmp_path_factory):
     """With a random model, a file of records, and the model that has learned them."""
     folder = tmp_path_factory.mktemp("imitate")
-    model = backwards.make_model(folder / "random", hidden=96, layers=2)
-    data = backwards.write_records(folder / "my.jsonl", 600, digits=3, wrong=0.4)
+    model = backwards.make_model(folder / "random")
+    data = backwards.write_records(folder / "my.jsonl")
     command = f"--model {model} --data {data} --out {folder}/warm --epochs 8 --learning-rate 4e-3"
     assert imitate.main(command.split()) == 0
     return folder
