@@ -100,19 +100,21 @@ def test_fit_window_degrees_of_freedom_and_source_of_R0():
     assert "the first point, at 15: --r0 can say" in describe(late, fit, report(late, fit))
 
 
-@pytest.mark.parametrize(
-    "x, y, words",
-    [
-        ([0, 1, 1, 2], [0.1, 0.2, 0.3, 0.4], "x = 1, y = 0.3: compute must increase"),
-        ([-1, 1, 2, 3], [0.1, 0.2, 0.3, 0.4], "x = -1, y = 0.1: compute must increase"),
-        ([0, 1, 2, 3], [0.1, 1.1, 0.3, 0.4], "x = 1, y = 1.1: a pass rate lies in"),
-        ([0, 1, 2, 3], [0.1, 0.2, -0.1, 0.4], "x = 2, y = -0.1: a pass rate lies in"),
-        ([0, 1, 2, 3], [0.1, 0.2, np.nan, 0.4], "x = 2, y = nan: not finite"),
-    ],
-)
-def test_what_is_no_curve_is_refused(x, y, words):
-    with pytest.raises(ValueError, match=words):
-        fit_sigmoid(x, y)
+NO_CURVE = {  # the second of four points
+    (0, 0.3): "x = 0, y = 0.3: compute must increase",
+    (-1, 0.3): "x = -1, y = 0.3: compute must increase",
+    (1, 1.1): "x = 1, y = 1.1: a pass rate lies in",
+    (1, -0.1): "x = 1, y = -0.1: a pass rate lies in",
+    (1, np.nan): "x = 1, y = nan: not finite",
+}
+
+
+def test_what_is_no_curve_is_refused():
+    for (x, y), words in NO_CURVE.items():
+        with pytest.raises(ValueError, match=words):
+            fit_sigmoid([0, x, 2, 3], [0.1, y, 0.3, 0.4])
+    with pytest.raises(ValueError, match="x = -1"):
+        fit_sigmoid([-1, 1, 2, 3], [0.1, 0.2, 0.3, 0.4])
 
 
 # --- the intervals --------------------------------------------------------------------------------
