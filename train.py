@@ -71,8 +71,8 @@ from data.load import Source
 from machinery.kept import kept_rows
 from machinery.measures import Totals
 from machinery.ranks import end_children, from_rank_0, other_ranks, wait_for_ranks
-from machinery.run import Run, Start, open_run
-from machinery.trainer import gathered, policy_that_fits, read_moments
+from machinery.run import Run, open_run
+from machinery.trainer import Start, gathered, policy_that_fits, read_moments
 from tools import view
 
 
@@ -120,11 +120,9 @@ def train(rank: int, start: Start, run: Run | None = None) -> None:
     # With several ranks, or in bf16, the model is sharded by FSDP: each rank keeps its part of the
     # parameters, in fp32. A layer is gathered while it is called, in bf16 if that is its dtype.
     # On a GPU the largest micro-batch is tried, and settings that are not given follow from that.
-    settings, policy, optimizer = policy_that_fits(
-        start.settings, run.take_model, device, make_optimizer, start.longest
-    )
+    settings, policy, optimizer = policy_that_fits(start, device, make_optimizer)
     if start.moments:
-        read_moments(policy, optimizer, start.moments)
+        read_moments(optimizer, start.moments)
     if device.type == "cuda":
         parameters.pin()
 
@@ -136,13 +134,11 @@ def train(rank: int, start: Start, run: Run | None = None) -> None:
     if from_rank_0(run.wants_validation, version):
         run.validate(version, policy, settings)
 
-    while from_rank_0(run.goes_on, version):
+    # Without groups every prompt is retired, all steps are made, or something else ends the run.
+    while groups := from_rank_0(run.batch, version):
         # 1. A batch of whole groups. All ranks get the same one. None of its tokens is more than k
         # steps old, which is asserted here, at the last place before they are used.
         step = version + 1
-        groups = from_rank_0(run.batch, version)
-        if groups is None:  # every prompt is retired, or the run ends
-            break
         batch = Batch(groups, version)
         oldest = batch.ages_N.max()
         assert oldest <= loss.most_off_policy(recipe.asynchrony), (
@@ -210,9 +206,8 @@ def train(rank: int, start: Start, run: Run | None = None) -> None:
 
         # 6. The prompts that the batch has solved are in no later epoch. What has happened is
         # written down.
-        from_rank_0(run.retire, groups)
         from_rank_0(
-            run.log_step,
+            run.finish_step,
             step,
             batch,
             totals,
@@ -234,10 +229,7 @@ def train(rank: int, start: Start, run: Run | None = None) -> None:
         if step % settings.checkpoint_every == 0:
             run.save(version, policy, optimizer)
 
-    # The run ends with a validation and a checkpoint of the last version.
-    if from_rank_0(run.wants_validation, version, at_the_end=True):
-        publish(policy, parameters, version, rank)
-        run.validate(version, policy, settings)
+    # The run ends with a checkpoint of the last version.
     if from_rank_0(run.end, version):
         run.save(version, policy, optimizer)
 

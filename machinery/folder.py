@@ -8,7 +8,6 @@ import json
 import math
 import os
 import platform
-import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -17,8 +16,7 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import TextIO
 
-import safetensors.torch
-from torch import Tensor
+import safetensors
 
 import loss
 from core.settings import Settings
@@ -29,14 +27,14 @@ from data.verify import remove
 
 
 def new_folder(settings: Settings) -> Path:
-    """The path of a new run's folder. ValueError if --name names one outside runs/ or not empty."""
-    if settings.name is None:
-        return free_folder(name_of(settings))
-    folder = Path("runs") / settings.name
-    if ".." in folder.parts or Path(settings.name).is_absolute():
-        advice = "a run's folder lies in runs/; give a name without .."
-        raise ValueError(f"--name {settings.name}: {advice}")
-    if folder.exists() and not (folder.is_dir() and {*os.listdir(folder)} <= {"lock"}):
+    """The path of a new run's folder: runs/NAME of --name, or the first of runs/NAME, runs/NAME-2,
+    runs/NAME-3, ... that does not exist. ValueError if --name names one that is not empty."""
+    name, number = settings.name or name_of(settings), 1
+    folder = Path("runs", name)
+    while folder.exists() and settings.name is None:
+        number += 1
+        folder = Path("runs", f"{name}-{number}")
+    if folder.exists() and not {*os.listdir(folder)} <= {"lock"}:
         raise ValueError(f"{folder} holds another run; choose another --name, or move it away")
     return folder
 
@@ -54,36 +52,12 @@ def name_of(settings: Settings) -> str:
     return f"{name}-seed{settings.seed}"
 
 
-def free_folder(name: str) -> Path:
-    """The first of runs/NAME, runs/NAME-2, runs/NAME-3, ... that does not exist."""
-    folder, number = Path("runs") / name, 1
-    while folder.exists():
-        number += 1
-        folder = Path("runs") / f"{name}-{number}"
-    return folder
-
-
-def make_folder(folder: Path, settings: Settings) -> Path:
-    """Make the folder of a run. A new run without --name gets the next free one, if another run has
-    taken this one since it was chosen. Returns the folder."""
-    named = settings.name or settings.resume
-    while True:
-        try:
-            folder.mkdir(parents=True, exist_ok=bool(named))
-            return folder
-        except FileExistsError:
-            if named:
-                raise
-            folder = new_folder(settings)
-
-
-def write_config(folder: Path, settings: Settings, **changes) -> None:
-    """Write config.json: all settings with these changes, the versions of Python, torch and
-    transformers."""
+def write_config(folder: Path, settings: Settings) -> None:
+    """Write config.json: all settings, and the versions of Python, torch and transformers."""
     versions = {"torch": version("torch"), "transformers": version("transformers")}
     versions["python"] = platform.python_version()
-    changes |= {"resume": None, "from_step": None}  # no settings of the run
-    stored = dataclasses.asdict(settings) | changes | {"versions": versions}
+    stored = dataclasses.asdict(settings) | {"versions": versions}
+    stored |= {"resume": None, "from_step": None}  # no settings of the run
     write_whole(folder / "config.json", json.dumps(stored, indent=2) + "\n")
 
 
@@ -98,8 +72,7 @@ def lock_folder(folder: Path) -> TextIO:
         holder = f"process {file.read().strip()}"
         raise ValueError(f"{folder} is in use by {holder}; wait for it or stop it") from None
     file.truncate(0)
-    file.write(f"{os.getpid()}\n")
-    file.flush()
+    print(os.getpid(), file=file, flush=True)
     return file
 
 
@@ -108,8 +81,7 @@ def lock_folder(folder: Path) -> TextIO:
 
 def checkpoints(folder: Path) -> list[Path]:
     """The checkpoints of a run, the oldest first."""
-    found = (folder / "checkpoints").glob("step-*")
-    return sorted((path for path in found if re.fullmatch(r"step-\d+", path.name)), key=step_of)
+    return sorted((folder / "checkpoints").glob("step-*[0-9]"), key=step_of)
 
 
 def step_of(checkpoint: Path) -> int:
@@ -127,43 +99,6 @@ def checkpoint_of(folder: Path, step: int | None) -> Path | None:
         steps = ", ".join(map(str, by_step)) or "none"
         raise ValueError(f"--from-step is {step}; the checkpoints of {folder} are of steps {steps}")
     return by_step.get(step)
-
-
-def write_checkpoint(
-    folder: Path,
-    model,
-    tokenizer,
-    parameters: dict[str, Tensor],
-    moments: dict[str, Tensor],
-    state: dict,
-) -> None:
-    """Add the checkpoint of state["step"]. Its files do not depend on the number of ranks. OSError
-    if it cannot be written; all earlier ones are still there then."""
-    with whole_folder(folder / "checkpoints" / f"step-{state['step']:06d}") as checkpoint:
-        model.save_pretrained(checkpoint / "model", state_dict=parameters)
-        safetensors.torch.save_file(moments, checkpoint / "optimizer.safetensors")
-        tokenizer.save_pretrained(checkpoint / "model")
-        (checkpoint / "state.json").write_text(json.dumps(state))
-
-
-def read_state(checkpoint: Path) -> dict:
-    """The state.json of a checkpoint: the step, the states of feed and record. ValueError if it is
-    damaged."""
-    try:
-        with safetensors.safe_open(checkpoint / "optimizer.safetensors", "pt"):
-            state = json.loads((checkpoint / "state.json").read_text())
-        int(state["step"]), state["data"], state["orders"], state["compute"]
-        return state
-    except (
-        OSError,
-        ValueError,
-        TypeError,
-        KeyError,
-        RecursionError,
-        safetensors.SafetensorError,
-    ) as error:
-        advice = "move it away to go on from the one before"
-        raise ValueError(f"{checkpoint} is damaged ({error!r}); {advice}") from None
 
 
 @contextlib.contextmanager
@@ -190,19 +125,11 @@ def whole_folder(target: Path) -> Iterator[Path]:
 # --- its files of lines ---------------------------------------------------------------------------
 
 
-def append_whole(target: Path, text: str) -> None:
-    """Add a text to a file, at once. OSError if it cannot be written; then the file is as it
-    was."""
-    left = text.encode()
-    with open(target, "ab", buffering=0) as file:  # after an error, a buffer would be written again
-        end = file.tell()
-        try:
-            while left:
-                written = file.write(left)
-                left = left[written:]
-        except OSError:
-            file.truncate(end)  # half a line helps nobody
-            raise
+def append_line(path: Path, line: dict) -> None:
+    """Add a line to a file of JSON lines. OSError if it cannot be written; then the file may end
+    with half a line, which `json_lines` leaves out."""
+    with open(path, "a") as file:
+        file.write(json.dumps(line) + "\n")
 
 
 def six_digits(value: float) -> float | None:
@@ -210,21 +137,19 @@ def six_digits(value: float) -> float | None:
     return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
-def json_lines(path: Path) -> Iterator[tuple[str, dict]]:
-    """The lines of a file with one JSON object in each: as text, and as object. The last line is
-    left out if it is cut off or still being written. ValueError for a broken line; it names the
-    file and the line."""
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.endswith(b"\n"):
-                return
-            try:
-                text, record = line.decode(), json.loads(line)
-                record["kind"], record["step"]
-            except (ValueError, TypeError, KeyError, RecursionError):
-                broken = "this is no line that a run has written: remove it"
-                raise ValueError(f"{path}, line {number}: {broken}") from None
-            yield text, record
+def json_lines(path: Path) -> list[dict]:
+    """The objects in a file of JSON lines. The last line is left out if it is cut off or still
+    being written. ValueError for a broken line; it names the file and the line."""
+    lines = []
+    for number, text in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+        try:
+            line = json.loads(text)
+            line["kind"], line["step"]
+        except (ValueError, TypeError, KeyError):
+            broken = "this is no line that a run has written: remove it"
+            raise ValueError(f"{path}, line {number}: {broken}") from None
+        lines.append(line)
+    return lines
 
 
 def drop_later(path: Path, step: int) -> list[dict]:
@@ -232,12 +157,9 @@ def drop_later(path: Path, step: int) -> list[dict]:
     Returns the lines that are left; [] if there is no file. ValueError as in `json_lines`."""
     if not path.exists():
         return []
-    texts, left = "", []
-    for text, line in json_lines(path):
-        if line["step"] <= step and line["kind"] != "end":
-            texts += text
-            left.append(line)
-    write_whole(path, texts)
+    lines = json_lines(path)
+    left = [line for line in lines if line["step"] <= step and line["kind"] != "end"]
+    write_whole(path, "".join(json.dumps(line) + "\n" for line in left))
     return left
 
 
@@ -245,8 +167,7 @@ def last_line(folder: Path) -> dict:
     """The newest line in the log of a run, which may be writing it; {} if there is none. ValueError
     as in `json_lines`."""
     log = folder / "log.jsonl"
-    lines = [line for _, line in json_lines(log)] if log.exists() else []
-    return lines[-1] if lines else {}
+    return [{}, *json_lines(log)][-1] if log.exists() else {}
 
 
 # --- temporary files ------------------------------------------------------------------------------

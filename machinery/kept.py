@@ -5,10 +5,7 @@ docs/log.md explains every key. Nothing that is trained depends on the file. too
 makes a page of it.
 """
 
-import functools
 import itertools
-import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,57 +17,51 @@ from core.screen import warn
 from core.settings import Settings
 from data.load import Source
 from data.verify import Verdict
-from machinery.folder import append_whole, six_digits
+from machinery.folder import append_line, six_digits
 
 KEPT_STEPS = 40  # of a run, about
 KEPT_PROBLEMS = 6  # of each source, at a validation
 MOST_BYTES = 64 * 2**20  # of the file
 LONGEST_ANSWER = 2000  # characters; the answer of a programming problem holds all its tests
 LONGEST_CHARACTER = 64  # tokens; if so many make no character, more will not
+IN_WORDS = {0: "wrong", 1: "right"}  # a verdict
 
 # --- which rollouts -------------------------------------------------------------------------------
 
 
-def kept_groups(settings: Settings, step: int, groups: list[Group]) -> list[int]:
-    """Which groups of the batch of this step are kept, as indices: --rollouts-kept of them, spread
-    evenly from the oldest to the newest. Most steps of a long run keep none."""
-    is_kept = step % steps_apart(settings) == 0
-    number = min(settings.rollouts_kept, len(groups)) if is_kept else 0
-    return [i * len(groups) // number for i in range(number)]
-
-
-def steps_apart(settings: Settings) -> int:
-    """How many steps apart groups are kept."""
-    return max(1, settings.steps // KEPT_STEPS)
-
-
 def kept_rows(settings: Settings, step: int, groups: list[Group]) -> set[int]:
-    """The rows of the batch that hold the completions of the kept groups."""
+    """The rows of the batch that hold the completions of the groups that are kept: of
+    --rollouts-kept groups, from the oldest to the newest. Most steps of a long run keep none."""
+    is_kept = step % max(1, settings.steps // KEPT_STEPS) == 0
     size = settings.completions_per_prompt
-    return {p * size + i for p in kept_groups(settings, step, groups) for i in range(size)}
+    kept = spread(settings.rollouts_kept * is_kept, len(groups))
+    return {p * size + i for p in kept for i in range(size)}
+
+
+def spread(number: int, of: int) -> list[int]:
+    """So many of the indices below `of`, evenly from the first to the last; all if they are
+    fewer."""
+    return np.linspace(0, of - 1, min(number, of)).astype(int).tolist()
 
 
 # --- in words and numbers -------------------------------------------------------------------------
 
 
-def token_texts(
-    tokenizer: PreTrainedTokenizerBase, text_of: Callable[[int], str], ids: list[int]
-) -> list[str]:
+def token_texts(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[str]:
     """The text of each token; joined, these are the decoded text. If several tokens make one
-    character, the last one has it, and the others have ''. text_of: decodes one token."""
-    texts = [text_of(token) for token in ids]
+    character, the last one has it, and the others have ''."""
+    texts = [tokenizer.decode([token]) for token in ids]
     if "".join(texts) == tokenizer.decode(ids):
         return texts
     # ids[:shown] have their texts. ids[start:shown] are decoded again, as context.
     texts, start, shown = [], 0, 0
     for end in range(1, len(ids) + 1):
-        before = tokenizer.decode(ids[start:shown])
         now = tokenizer.decode(ids[start:end])
         incomplete = now.endswith("\ufffd") and end < len(ids) and end - shown < LONGEST_CHARACTER
         if incomplete:
             texts.append("")
         else:
-            texts.append(now[len(before) :])
+            texts.append(now[len(tokenizer.decode(ids[start:shown])) :])
             start, shown = shown, end
     return texts
 
@@ -88,11 +79,6 @@ def at_sampled(values: np.ndarray, sampled: np.ndarray) -> list[float | None]:
     return [six_digits(value) for value in at_all]
 
 
-def verdict_in_words(verdict: Verdict) -> str:
-    """Right, wrong, a score in between, or the kind of failure."""
-    return verdict.failure or {0: "wrong", 1: "right"}.get(verdict.score, f"{verdict.score:.2f}")
-
-
 # --- the file -------------------------------------------------------------------------------------
 
 
@@ -108,34 +94,26 @@ class KeptRollouts:
     ):
         self.path = folder / "rollouts.jsonl"
         self.settings, self.tokenizer, self.sources = settings, tokenizer, sources
-        self.full = False  # it has its MOST_BYTES
         self.run_began = 0.0  # clock reading that all times count from; the record says it
-        self.text_of = functools.lru_cache(2**16)(lambda token: tokenizer.decode([token]))
 
     def add_times(self, step: int, waited: tuple[float, float], events: list[tuple]) -> None:
         """Add the times of a step: `waited`, between which the trainer waited for groups, and the
         generators' events."""
-        if self.settings.rollouts_kept:
-            waited = [self._seconds(clock) for clock in waited]
-            generators = [
-                [generator, self._seconds(start), self._seconds(end), version]
-                for generator, start, end, version in events
-            ]
-            line = {"kind": "times", "step": step, "waited": waited, "generators": generators}
-            self._add([line])
+        waited = [self._seconds(clock) for clock in waited]
+        generators = [
+            [generator, self._seconds(began), self._seconds(ended), version]
+            for generator, began, ended, version in events
+        ]
+        self._add({"kind": "times", "step": step, "waited": waited, "generators": generators})
 
     def add_batch(self, step: int, batch: Batch, worth: loss.Worth, tokens: dict) -> None:
         """Add the groups of a step that are kept. tokens: of each row trained on, the trainer's
         log-probabilities and the entropies at its sampled tokens."""
-        lines = []
-        worths = {
-            "reward": worth.rewards_PG,
-            "advantage": worth.advantages_PG,
-            "weight": worth.weights_PG,
-        }
         filtered_P = loss.zero_variance(worth.rewards_PG, batch.usable_PG)
-        for p in kept_groups(self.settings, step, batch.groups):
-            group, usable_G = batch.groups[p], batch.usable_PG[p]
+        rows = kept_rows(self.settings, step, batch.groups)
+        for p, (group, usable_G) in enumerate(zip(batch.groups, batch.usable_PG)):
+            if p * len(usable_G) not in rows:
+                continue
             rewards = worth.rewards_PG[p][usable_G]
             solved = loss.retires(group.pass_rate)
             line = self._line("group", step, group)
@@ -146,27 +124,22 @@ class KeptRollouts:
                     completion["became"] = "zero variance" if filtered_P[p] else "trained"
                 else:
                     completion["became"] = "truncated" if completion["truncated"] else "no verdict"
-                for name, values_PG in worths.items():
-                    completion[name] = six_digits(values_PG[p, i].item())
+                for name in ("reward", "advantage", "weight"):
+                    completion[name] = six_digits(getattr(worth, f"{name}s_PG")[p, i].item())
                 for name, values in tokens.get(p * len(usable_G) + i, {}).items():
                     completion[name] = at_sampled(values, group.rollouts[i].sampled)
-            lines.append(line)
-        self._add(lines)
+            self._add(line)
 
     def add_validation(self, step: int, groups: list[Group]) -> None:
         """Add KEPT_PROBLEMS of each source, or --rollouts-kept if it is more, from the shortest
         prompt to the longest: the same ones at every validation."""
-        if not self.settings.rollouts_kept:
-            return
-        most = max(KEPT_PROBLEMS, self.settings.rollouts_kept)
-        lines = []
+        kept = self.settings.rollouts_kept
+        most = kept and max(KEPT_PROBLEMS, kept)
         for source in range(len(self.sources)):
             own = [group for group in groups if group.source == source]
             own.sort(key=lambda group: len(group.problem.prompt))
-            number, longest = min(most, len(own)), len(own) - 1
-            kept = [own[i * longest // max(1, number - 1)] for i in range(number)]
-            lines += [self._line("validation", step, group) for group in kept]
-        self._add(lines)
+            for i in spread(most, len(own)):
+                self._add(self._line("validation", step, own[i]))
 
     def _line(self, kind: str, step: int, group: Group) -> dict:
         prompt = group.requests[0].prompt_ids
@@ -188,7 +161,7 @@ class KeptRollouts:
         ids, sampled = rollout.tokens.tolist(), rollout.sampled
         return {
             "ids": ids,
-            "texts": token_texts(self.tokenizer, self.text_of, ids),
+            "texts": token_texts(self.tokenizer, ids),
             "sampled": run_lengths(sampled),
             "versions": run_lengths(rollout.versions),
             "generator_logprobs": at_sampled(rollout.logprobs[sampled], sampled),
@@ -197,21 +170,18 @@ class KeptRollouts:
             "interrupted": rollout.interrupted,
             "truncated": rollout.truncated,
             "score": float(verdict.score),
-            "verdict": verdict_in_words(verdict),
+            "verdict": verdict.failure or IN_WORDS.get(verdict.score, f"{verdict.score:.2f}"),
             "detail": verdict.detail,
         }
 
     def _seconds(self, clock: float) -> float:
         return round(clock - self.run_began, 3)
 
-    def _add(self, lines: list[dict]) -> None:
-        """Add the lines of a step. A file that is as long as it may be gets no more."""
-        for line in lines:
-            text = json.dumps(line, separators=(",", ":")) + "\n"
-            size = self.path.stat().st_size if self.path.exists() else 0
-            if size + len(text) > MOST_BYTES:
-                self.full = True
-                step = line["step"]
-                warn("rollouts", f"{self.path} is full: from step {step} on it gets nothing")
-            if not self.full:
-                append_whole(self.path, text)
+    def _add(self, line: dict) -> None:
+        """Add a line, unless nothing is kept. A file that is as long as it may be gets no more."""
+        size = self.path.stat().st_size if self.path.exists() else 0
+        if size > MOST_BYTES:
+            step = line["step"]
+            warn("rollouts", f"{self.path} is full: from step {step} on it gets nothing")
+        elif self.settings.rollouts_kept:
+            append_line(self.path, line)

@@ -1,5 +1,4 @@
-"""What a step has measured on its tokens, what training has cost (sec. 2.1 of the paper), who waits
-for whom, and how many tokens a second are handled."""
+"""What a step has measured on its tokens, and what training has cost (sec. 2.1 of the paper)."""
 
 import math
 import time
@@ -9,7 +8,6 @@ from dataclasses import dataclass
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from core.feed import Feed
 from core.policy import MicroBatch
 from core.rollouts import Batch, tokens_and_pairs
 from machinery.ranks import from_all_ranks
@@ -22,7 +20,6 @@ NAMES = {
     "entropy": "entropy",
 }
 COUNTS = ("loss", "ratio_squared", "fed", "pairs")
-MEASURED = 10  # steps, after which the time that is left is known
 
 # --- what a step measures on its tokens -----------------------------------------------------------
 
@@ -60,20 +57,17 @@ class Totals:
         log_ratios_N = (logprobs_N - m.generator_logprobs_BT[m.sampled_BT]).abs()
         ages_N = self.version - m.versions_BT[m.sampled_BT]
         for age in ages_N.unique().tolist():
-            of_age_N = log_ratios_N[ages_N == age]
-            added[f"tokens_age_{age}"] = len(of_age_N)
-            added[f"log_ratio_age_{age}"] = of_age_N.sum().item()
+            added[f"tokens_age_{age}"] = (ages_N == age).sum().item()
+            added[f"log_ratio_age_{age}"] = log_ratios_N[ages_N == age].sum().item()
         self.sums.update(added)
 
         # The values of each token, if its rollout is kept.
         lengths = m.sampled_BT.sum(1).tolist()
         of_rows = zip(m.rows_B.tolist(), logprobs_N.split(lengths), entropies_N.split(lengths))
-        for row, logprobs_T, entropies_T in of_rows:
+        for row, *values in of_rows:
             if row in self.kept_rows:
-                self.tokens[row] = {
-                    "trainer_logprobs": logprobs_T.tolist(),
-                    "entropies": entropies_T.tolist(),
-                }
+                logprobs_T, entropies_T = (each.tolist() for each in values)
+                self.tokens[row] = {"trainer_logprobs": logprobs_T, "entropies": entropies_T}
 
     def over_ranks(self) -> None:
         """Add up the totals of all ranks, which all call this. After it all have the same, so all
@@ -94,10 +88,10 @@ class Totals:
         columns["ratio_max"] = self.ratio_max if sums["tokens"] else None
         columns["effective_sample_size"] = sums["ratio"] ** 2 / (tokens * sums["ratio_squared"])
         for name in sorted({*sums, *NAMES}):
-            if name.startswith("log_ratio"):
-                columns[name] = sums[name] / sums[name.replace("log_ratio", "tokens")]
-            elif name not in COUNTS and not name.startswith("tokens"):
-                columns[NAMES.get(name, name)] = sums[name] / tokens
+            if name not in COUNTS and not name.startswith("tokens"):
+                # Of all tokens, or of those of one age.
+                number = sums[name.replace("log_ratio", "tokens")] if "age" in name else tokens
+                columns[NAMES.get(name, name)] = sums[name] / number
         return columns
 
 
@@ -108,37 +102,31 @@ def matmul_parameters(model: PreTrainedModel) -> int:
     """How many parameters a token is multiplied with. The embedding table counts only if it is also
     the head. In a mixture of experts, only the experts of one token count."""
     embedding = model.get_input_embeddings().weight
-    is_head = embedding is model.get_output_embeddings().weight
-    experts = first_of(model, "num_experts", "num_local_experts", "n_routed_experts") or 1
-    used = first_of(model, "num_experts_per_tok") or 1
+    experts = of_config(model, 1, "num_experts", "num_local_experts", "n_routed_experts")
+    used = of_config(model, 1, "num_experts_per_tok")
     total = 0
     for name, parameter in model.named_parameters():
         numbers = parameter.numel()
-        if ".experts." in name:
-            numbers = numbers * used // experts
-        if parameter is not embedding or is_head:
-            total += numbers
-    return total
+        total += numbers * used // experts if ".experts." in name else numbers
+    is_head = embedding is model.get_output_embeddings().weight
+    return total if is_head else total - embedding.numel()
 
 
 def attention_width(model: PreTrainedModel) -> int:
     """How many numbers a pair of positions is multiplied with, a token's and one that it attends
     to: the keys and the values of all heads, in all layers."""
-    config, keys = model.config, head_size(model)
-    values = first_of(model, "v_head_dim") or keys
+    config = model.config
+    usual = config.hidden_size // config.num_attention_heads
+    keys = of_config(model, usual, "qk_head_dim", "head_dim")
+    values = of_config(model, keys, "v_head_dim")
     return config.num_hidden_layers * config.num_attention_heads * (keys + values)
 
 
-def head_size(model: PreTrainedModel) -> int:
-    """The size of a head of queries."""
-    usual = model.config.hidden_size // model.config.num_attention_heads
-    return first_of(model, "qk_head_dim", "head_dim") or usual
-
-
-def first_of(model: PreTrainedModel, *names: str) -> int | None:
-    """The first of these entries that the model's config has, and that is not 0; else None."""
+def of_config(model: PreTrainedModel, usual: int, *names: str) -> int:
+    """The first of these entries that the model's config has, and that is not 0; else the usual
+    number."""
     values = [getattr(model.config, name, None) for name in names]
-    return next(filter(None, values), None)
+    return next(filter(None, values), usual)
 
 
 # --- what training costs --------------------------------------------------------------------------
@@ -192,55 +180,3 @@ class Compute:
             "compute_tokens": self.tokens,
             "compute_flops": self.flops,
         }
-
-
-def time_left(first: dict, now: dict, steps: int) -> str:
-    """How long the run still takes, in words, if it goes on as from the log's first validation to
-    this training line, validations included; '' if these are fewer than MEASURED steps."""
-    made = now["step"] - first["step"]
-    if made < MEASURED:
-        return ""
-    hours = (now["wall_seconds"] - first["wall_seconds"]) / made * (steps - now["step"]) / 3600
-    return f"{hours:.1f} hours left" if hours >= 1 else f"{60 * hours:.0f} minutes left"
-
-
-# --- who waits ------------------------------------------------------------------------------------
-
-
-@dataclass
-class Rates:
-    """Counts from one training line of the log to the next, without the time of validations."""
-
-    compute: Compute
-    feed: Feed
-    seconds: float = 0.0  # of training, at the last line
-    waited: float = 0.0  # seconds that the trainer has waited for groups, in this process
-    generated: float = 0.0  # seconds that a generator was busy on average, in this process
-    unlogged_busy: float = 0.0  # the part of `generated` that no line of the log has counted yet
-
-    def columns(self, batch_tokens: int, waited: float) -> dict:
-        """Log columns of what has happened since the last line. batch_tokens: sampled tokens of the
-        batch that was trained on, filtered groups included. waited: seconds that the trainer has
-        waited for it."""
-        now, generators = self.compute.seconds, len(self.feed.engines)
-        seconds, self.seconds = now - self.seconds, now
-        self.waited += waited
-        busy, tokens = self.feed.busy_seconds, self.feed.sampled_tokens
-        self.feed.busy_seconds, self.feed.sampled_tokens = 0.0, 0
-        # A report may cover more time than this line does. The next line counts what is left.
-        self.generated += busy / generators
-        self.unlogged_busy += busy / generators
-        logged = min(self.unlogged_busy, seconds)
-        self.unlogged_busy -= logged
-        return {
-            "trainer_idle_fraction": waited / seconds,
-            "generator_idle_fraction": 1 - logged / seconds,
-            "generator_tokens_per_second": generators * tokens / busy if busy else None,
-            "trainer_tokens_per_second": batch_tokens / max(seconds - waited, 1e-9),
-        }
-
-    def idle(self) -> str:
-        """How long trainer and generators have waited so far, as shares of the time of training."""
-        seconds = max(self.compute.seconds, 1e-9)
-        generators = max(0.0, 1 - self.generated / seconds)
-        return f"trainer {self.waited / seconds:.2f}, generators {generators:.2f} of the time"

@@ -36,17 +36,15 @@ def rank_and_ranks() -> tuple[int, int]:
     return dist.get_rank(), dist.get_world_size()
 
 
-def from_rank_0(call: Callable, *arguments, **options):
+def from_rank_0(call: Callable, *arguments):
     """What this call returns at rank 0, which alone makes it; all ranks get the answer. Every rank
     comes here at the same place. The answer is pickled: whole groups of rollouts go through
     here."""
     rank, ranks = rank_and_ranks()
-    answer = call(*arguments, **options) if rank == 0 else None
+    box = [call(*arguments) if rank == 0 else None]
     if ranks > 1:
-        box = [answer]
         dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
-        answer = box[0]
-    return answer
+    return box[0]
 
 
 def from_all_ranks(value) -> list:
@@ -67,23 +65,25 @@ def wait_for_ranks() -> None:
 _numbers = itertools.count()
 
 
-def outcomes(outcome: str, patience: float) -> list[str]:
-    """Every rank calls this at the same place. All get the list of all outcomes, in the order of
-    the ranks. Unlike `from_all_ranks` it ends: torch.OutOfMemoryError if another rank has not come
-    here within `patience` seconds, since it waits for this one elsewhere."""
+def refuse_alone(outcome: str, patience: float) -> None:
+    """Every rank calls this at the same place, with what has come out of a try. It always ends:
+    torch.OutOfMemoryError if it has come out otherwise at another rank, or if another rank has not
+    come here within `patience` seconds, since it waits for this one elsewhere."""
     rank, ranks = rank_and_ranks()
     if ranks == 1:
-        return [outcome]
+        return
     store, number = dist.distributed_c10d._get_default_store(), next(_numbers)
     keys = [f"outcome {number} of {each}" for each in range(ranks)]
     store.set(keys[rank], outcome)
     try:
         store.wait(keys, timedelta(seconds=patience))
+        alike = len({store.get(key) for key in keys}) == 1
     except dist.DistError:
+        alike = False
+    if not alike:
         raise torch.OutOfMemoryError(
-            f"rank {rank} of the trainer alone: {outcome}, and another rank waits for it elsewhere"
-        ) from None
-    return [store.get(key).decode() for key in keys]
+            f"one rank of the trainer alone has too little memory (at rank {rank}: {outcome})"
+        )
 
 
 # --- how they start and end -----------------------------------------------------------------------
@@ -177,8 +177,8 @@ def _watch(others, hint: Callable[[], str]) -> None:
         print(
             f"\nerror: a process of the trainer has failed, and the run ends{hint()}\n{error}",
             file=sys.stderr,
+            flush=True,
         )
-        sys.stderr.flush()
         os._exit(1)
 
 
@@ -197,11 +197,6 @@ class Stop:
 
     def __init__(self):
         self.number, self.at = 0, 0.0  # of the signal; clock reading when it came
-
-    @property
-    def name(self) -> str:
-        """The signal, as the user knows it."""
-        return "Ctrl-C" if self.number == signal.SIGINT else signal.Signals(self.number).name
 
     def asked(self) -> bool:
         """Whether a signal has asked the run to end."""

@@ -11,8 +11,7 @@ import importlib.util
 import json
 import math
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -24,10 +23,10 @@ from core.screen import Progress, say, warn
 from core.settings import Settings, devices_here
 from curve.forecast import outlook
 from curve.logs import Series
-from machinery.evaluation import completion_columns, graded
-from machinery.folder import append_whole, checkpoints, drop_later, step_of
+from machinery.evaluation import completion_columns
+from machinery.folder import append_line, checkpoints, drop_later, step_of
 from machinery.kept import KeptRollouts
-from machinery.measures import Compute, Rates, Totals, time_left
+from machinery.measures import Compute, Totals
 
 REMEMBERED = 10  # training lines that `step_warnings` looks at
 MOST_SKIPPED = 5  # steps in a row that were not finite; then the run ends
@@ -55,23 +54,25 @@ class Record:
         come again."""
         self.settings, self.folder, self.compute, self.feed = settings, folder, compute, feed
         self.sources = feed.prompts.sources
-        self.rollouts = KeptRollouts(folder, settings, feed.prompts.tokenizer, self.sources)
-        self.tracker = Tracker(settings.track, folder, dataclasses.asdict(settings))
-        self.rates = Rates(compute, feed)
         state = state or {"step": -1, "wall_seconds": 0.0, "compute": compute.columns()}
         compute.restore(state["compute"])
+        self.rollouts = KeptRollouts(folder, settings, feed.prompts.tokenizer, self.sources)
         self.began = self.rollouts.run_began = time.monotonic() - state["wall_seconds"]
+        drop_later(self.rollouts.path, state["step"])
         self.path = folder / "log.jsonl"
         self.path.touch()
         lines = drop_later(self.path, state["step"])
-        drop_later(self.rollouts.path, state["step"])
         self.validations = [line for line in lines if line["kind"] == "validation"]
         self.last_steps = [line for line in lines if line["kind"] == "train"][-REMEMBERED:]
         # Clock readings between which the trainer waited for the last batch.
         self.waited = (0.0, 0.0)
+        # Of training at the last line; and that a generator was busy, which no line has counted.
+        self.logged_seconds, self.unlogged_busy = 0.0, 0.0
         self.progress = None  # the progress bar, as soon as training begins
         self.outlooks = []  # where the curve of each source is going, in words for the bar
         self.failure = ""  # why the run cannot go on
+        self.tracker = settings.track
+        self.send = None  # to the tracker, from the first line on
 
     @property
     def last_validation(self) -> int:
@@ -83,14 +84,27 @@ class Record:
         return {"compute": self.compute.columns(), "wall_seconds": time.monotonic() - self.began}
 
     def log(self, line: dict) -> None:
-        """Add a line to log.jsonl, at once. JSON has no NaN and no infinity: they become null."""
+        """Add a line to log.jsonl. JSON has no NaN and no infinity: they become null."""
         line["wall_seconds"] = time.monotonic() - self.began
-        written = {}
-        for column, value in line.items():
-            not_finite = isinstance(value, float) and not math.isfinite(value)
-            written[column] = None if not_finite else value
-        append_whole(self.path, json.dumps(written) + "\n")
-        self.tracker.log(written)
+        written = json.loads(json.dumps(line), parse_constant=lambda _: None)
+        append_line(self.path, written)
+        if self.tracker:
+            self.track(written)
+
+    def track(self, line: dict) -> None:
+        """Send the numbers of a line to the tracker, as train/loss or validation/pass_rate. When
+        that fails, it warns and sends nothing more, and the run goes on."""
+        numbers = {}
+        for key, value in line.items():
+            if type(value) in (int, float):
+                numbers[f"{line['kind']}/{key}"] = value
+        try:
+            self.send = self.send or start_tracker(self.settings, self.folder)
+            self.send(numbers, step=line["step"])
+        except Exception as error:  # of whatever kind: the run is worth more than its tracker
+            words = f"{type(error).__name__}: {error}"
+            warn("tracker", f"--track {self.tracker} has failed, and gets nothing more ({words})")
+            self.tracker = None
 
     def warn(self, step: int, texts: dict[str, str]) -> None:
         """Say each warning on the screen and in the log, the first time in this process."""
@@ -102,10 +116,12 @@ class Record:
 
     def begin(self, step: int) -> None:
         """Say who has which devices, and start the clock of training and the progress bar."""
-        generators = ", ".join(name for engine in self.feed.engines for name in engine.devices)
-        slots = ", ".join(str(generator.slots) for generator in self.feed.generators)
-        trainers = ", ".join(devices_here(self.settings)[1])
-        say(f"devices: generators {generators} with {slots} slots; trainers {trainers}")
+        generators = [
+            f"{'+'.join(engine.devices)} with {generator.slots} slots"
+            for engine, generator in zip(self.feed.engines, self.feed.generators)
+        ]
+        trainers = devices_here(self.settings)[1]
+        say(f"devices: generators {', '.join(generators)}; trainers {', '.join(trainers)}")
         self.compute.started = time.monotonic()
         self.progress = Progress("training", self.settings.steps, step)
 
@@ -115,7 +131,6 @@ class Record:
         """Log a step: what it has computed, its completions, and what has happened since the line
         before. figures: further columns."""
         orders = self.feed.orders
-        began, ended = self.waited
         self.compute.add(batch, totals.sums["fed"], totals.sums["pairs"])
         zero_variance_P = loss.zero_variance(worth.rewards_PG, batch.usable_PG)
         line = {
@@ -132,7 +147,7 @@ class Record:
             "groups_waiting": sum(group.finished for group in self.feed.under_way.values()),
             "prompts_retired": sum(len(order.retired) for order in orders),
             "epoch": min(order.epoch for order in orders),
-            **self.rates.columns(int(batch.lengths_PG.sum()), ended - began),
+            **self._rates(int(batch.lengths_PG.sum())),
             **self.compute.columns(),
         }
         self.log(line)
@@ -142,36 +157,44 @@ class Record:
 
         self.last_steps = [*self.last_steps, line][-REMEMBERED:]
         prompts_left = sum(order.left for order in orders)
-        of_prompts = min(order.number for order in orders)
         groups = self.settings.groups_per_step
-        warnings = step_warnings(self.last_steps, prompts_left, of_prompts, groups)
-        self.warn(step, warnings)
+        self.warn(step, step_warnings(self.last_steps, prompts_left, groups))
         self.failure = step_failure(self.last_steps)
         self.show(step)
+
+    def _rates(self, batch_tokens: int) -> dict:
+        """Columns of who waited for whom since the last line, validations left out, and of the
+        tokens handled in a second. batch_tokens: sampled tokens of the batch that was trained on,
+        filtered groups included."""
+        now, feed, generators = self.compute.seconds, self.feed, len(self.feed.engines)
+        seconds, self.logged_seconds = now - self.logged_seconds, now
+        waited = self.waited[1] - self.waited[0]
+        busy, tokens = feed.busy_seconds, feed.sampled_tokens
+        feed.busy_seconds, feed.sampled_tokens = 0.0, 0
+        # A report may cover more time than this line does. The next line counts what is left.
+        self.unlogged_busy += busy / generators
+        logged = min(self.unlogged_busy, seconds)
+        self.unlogged_busy -= logged
+        return {
+            "trainer_idle_fraction": waited / seconds,
+            "generator_idle_fraction": 1 - logged / seconds,
+            "generator_tokens_per_second": generators * tokens / busy if busy else None,
+            "trainer_tokens_per_second": batch_tokens / max(seconds - waited, 1e-9),
+        }
 
     def show(self, step: int) -> None:
         """Move the progress bar."""
         words = []
         if self.validations:
-            rates = [f"{series.y[-1]:.3f}" for series in self.series()]
-            if len(rates) > 1:
-                rates = [f"{source.name} {rate}" for source, rate in zip(self.sources, rates)]
-            words.append(f"last validation {', '.join(rates)}")
-            if "score_mean" in self.validations[-1]:
-                words.append(f"score {self.validations[-1]['score_mean']:.3f}")
-        words += self.outlooks
+            words = [f"last validation {self.validations[-1]['pass_rate']:.3f}", *self.outlooks]
         if self.last_steps:
-            first, now = self.last_steps[0], self.last_steps[-1]
+            now = self.last_steps[-1]
             words.append(f"batch {now['pass_rate']:.3f}")
             words.append(f"{now['groups_counted']} of {self.settings.groups_per_step} groups count")
             words.append(f"off-policy {now['off_policyness_mean']:.1f}")
-            if now is not first:
-                hours = now["compute_device_hours"] - first["compute_device_hours"]
-                seconds = 3600 * hours / self.compute.devices / (now["step"] - first["step"])
-                digits = 0 if seconds > 10 else 1
-                words.append(f"{seconds:.{digits}f} s a step")
-            if self.validations:
-                words.append(time_left(self.validations[0], now, self.settings.steps))
+            seconds = now["wall_seconds"] / now["step"]  # with validations and their like
+            left = seconds * (self.settings.steps - now["step"]) / 60
+            words.append(f"{seconds:.1f} s a step, {left:.0f} minutes left")
         self.progress.show(step, ", ".join(filter(None, words)))
 
     def end(self, step: int, reason: str) -> None:
@@ -206,6 +229,7 @@ class Record:
         line = {
             "kind": "validation",
             "step": step,
+            "num_examples": len(judged),
             **self._pass_rates(groups),
             **completion_columns(judged),
             **mismatch,
@@ -229,29 +253,20 @@ class Record:
         if not peak:
             return None
         before = [each for each in checkpoints(self.folder) if step_of(each) <= peak["step"]]
-        return max(before, key=step_of, default=None)
+        return before[-1] if before else None
 
     def _pass_rates(self, groups: list[Group]) -> dict:
-        """Mean pass rate of a validation, and the share of the problems that any completion solves.
-        From the first one on in which a task gives a score between 0 and 1, also the mean
-        score."""
-        means = self._means("pass_rate", groups) | self._means("pass_at_n", groups)
-        verdicts = [verdict for group in groups for _, verdict in group.judged()]
-        logged_before = self.validations and "score_mean" in self.validations[-1]
-        if logged_before or graded(verdicts):
-            means |= self._means("score_mean", groups)
-        return {"pass_rate": means.pop("pass_rate"), "num_examples": len(verdicts), **means}
-
-    def _means(self, name: str, groups: list[Group]) -> dict:
-        """The mean of this attribute of groups: of all sources with their weights, and also of each
-        if there are several."""
-        means = {}
-        for i, source in enumerate(self.sources):
-            of_source = [getattr(group, name) for group in groups if group.source == i]
-            means[f"{name}/{source.name}"] = float(np.mean(of_source))
-        weights = [source.weight for source in self.sources]
-        of_all = {name: float(np.average([*means.values()], weights=weights))}
-        return of_all | means if len(means) > 1 else of_all
+        """Mean pass rate and mean score of a validation, and the share of the problems that any
+        completion solves. Of several sources the means by weight, and those of each."""
+        means, weights = {}, [source.weight for source in self.sources]
+        for name in ("pass_rate", "pass_at_n", "score_mean"):
+            of_each = {}
+            for i, source in enumerate(self.sources):
+                values = [getattr(group, name) for group in groups if group.source == i]
+                of_each[f"{name}/{source.name}"] = float(np.mean(values))
+            means[name] = float(np.average([*of_each.values()], weights=weights))
+            means |= of_each if len(of_each) > 1 else {}
+        return means
 
     def series(self) -> list[Series]:
         """The curve of each source so far. Compute is FLOPs, which no other load on the machine
@@ -259,32 +274,33 @@ class Record:
         x = np.array([line["compute_flops"] for line in self.validations])
         curves = []
         for source in self.sources:
-            name, column = self.folder.name, "pass_rate"
-            if len(self.sources) > 1:
-                name, column = source.name, f"pass_rate/{source.name}"
+            column = f"pass_rate/{source.name}" if len(self.sources) > 1 else "pass_rate"
             y = np.array([line[column] for line in self.validations])
             num_examples = len(source.validation) * self.settings.validation_samples
-            curves.append(Series(name, x, y, "compute_flops", column, num_examples))
+            curves.append(Series(source.name, x, y, "compute_flops", column, num_examples))
         return curves
 
 
 # --- warnings -------------------------------------------------------------------------------------
 
 
-def step_warnings(
-    lines: list[dict], prompts_left: int, of_prompts: int, groups_per_step: int
-) -> dict[str, str]:
+def step_warnings(lines: list[dict], prompts_left: int, groups_per_step: int) -> dict[str, str]:
     """The warnings after a step, by what they are about. lines: the last training lines of the log,
-    at most REMEMBERED. prompts_left: prompts that are not retired. of_prompts: all prompts of the
-    smallest source."""
-    now, warnings = lines[-1], {}
+    at most REMEMBERED. prompts_left: prompts that are not retired."""
+    now, warnings, few = lines[-1], {}, FEW_GROUPS * groups_per_step
+    flat = [line["zero_variance_fraction"] == 1 for line in lines]
+    few_count = [
+        line["groups_counted"] <= few and line["pass_rate"] < loss.RETIRE_AT for line in lines
+    ]
+    # A step in which nothing was trained on has no KL and no entropy, and is no drift.
+    far = [(each["kl_estimate"] or 0) > DRIFT * (each["entropy"] or math.inf) for each in lines]
     if now["truncated_fraction"] > loss.TRUNCATED_TOO_OFTEN:
         warnings["truncation"] = (
             f"{now['truncated_fraction']:.0%} of the completions of step {now['step']} reached"
             " their token limit without ending, and are left out; instabilities often follow above"
             f" {loss.TRUNCATED_TOO_OFTEN:.0%}: raise --answer-budget or --thinking-budget"
         )
-    if sum(map(has_drifted, lines[-3:])) >= 2:
+    if sum(far[-3:]) >= 2:
         warnings["drift"] = (
             "in two of the last three steps the policy was further from the one that had sampled"
             f" the batch than {DRIFT:g} times its entropy (kl_estimate in the log); the pass rate"
@@ -294,10 +310,9 @@ def step_warnings(
         warnings["few prompts"] = (
             f"{prompts_left} prompts are left that are not solved, fewer than the"
             f" {groups_per_step} that a step takes, so each step trains on the same ones again and"
-            " again; runs often fall from here on. --least-prompts"
-            f" {min(10 * groups_per_step, of_prompts // 2)} has the solved ones come again in time"
+            " again; runs often fall from here on. With --least-prompts N solved ones come again"
         )
-    if in_a_row(lines, FLAT_STEPS, lambda line: line["zero_variance_fraction"] == 1):
+    if in_a_row(flat, FLAT_STEPS):
         warnings["flat"] = (
             f"in each of the last {FLAT_STEPS} steps all completions of a prompt got the same"
             " reward: there is nothing to learn from. The pass rate of this step is"
@@ -305,7 +320,7 @@ def step_warnings(
             " (docs/data.md: imitate first), or its answers are not found in what it writes;"
             " near 1 they are too easy. `python -m tools.view` shows completions and verdicts"
         )
-    elif few_groups_count(lines, groups_per_step):
+    elif in_a_row(few_count, REMEMBERED):
         warnings["few groups"] = (
             f"in each of the last {REMEMBERED} steps at most {FEW_GROUPS:.0%} of the groups"
             " counted: all completions of the others got the same reward, so few prompts decide"
@@ -314,33 +329,19 @@ def step_warnings(
             " policy moves fast"
         )
     if now["skipped"]:
-        skipped = "The step is skipped, and counted as `skipped` in the log"
-        warnings["not finite"] = f"{not_finite(now)}. {skipped}"
+        warnings["not finite"] = (
+            f"the loss or the gradient of step {now['step']} is not finite. The step is skipped,"
+            " and counted as `skipped` in the log"
+        )
     return warnings
-
-
-def has_drifted(line: dict) -> bool:
-    """Whether the policy of this step was far from the one that had sampled the batch. A step in
-    which nothing was trained on has no KL and no entropy, and is no drift."""
-    return (line["kl_estimate"] or 0) > DRIFT * (line["entropy"] or math.inf)
-
-
-def few_groups_count(lines: list[dict], groups_per_step: int) -> bool:
-    """Whether hardly any group of the last steps counted, although the problems are not solved."""
-
-    def few_count(line: dict) -> bool:
-        few = line["groups_counted"] <= FEW_GROUPS * groups_per_step
-        return few and line["pass_rate"] < loss.RETIRE_AT
-
-    return in_a_row(lines, REMEMBERED, few_count)
 
 
 def step_failure(lines: list[dict]) -> str:
     """Why the run cannot go on after the last of these training lines; '' if it can."""
-    if not in_a_row(lines, MOST_SKIPPED, lambda line: line["skipped"]):
+    if not in_a_row([line["skipped"] for line in lines], MOST_SKIPPED):
         return ""
     return (
-        f"{not_finite(lines[-1])}. So were the {MOST_SKIPPED - 1} steps before it, and the"
+        f"the loss or the gradient of each of the last {MOST_SKIPPED} steps is not finite, and the"
         " parameters stay as they were: try a new run with a lower --learning-rate, or with --dtype"
         " float32; its --model may be that of an earlier checkpoint"
     )
@@ -363,9 +364,8 @@ def validation_warnings(validations: list[dict], checkpoint: Path | None) -> dic
             f" to {now['pass_rate']:.3f} at step {now['step']}"
         )
         if checkpoint is not None:
-            run = checkpoint.parent.parent
-            command = f"python train.py --resume {run} --from-step {step_of(checkpoint)}"
-            warnings["fall"] += f"; once the run is stopped, {command} goes on from before the fall"
+            flags = f"--resume {checkpoint.parent.parent} --from-step {step_of(checkpoint)}"
+            warnings["fall"] += f"; once the run is stopped, {flags} goes on from before the fall"
     return warnings
 
 
@@ -381,14 +381,9 @@ def fell_from(validations: list[dict]) -> dict | None:
     return best if fall > max(0.2 * gain, chance) else None
 
 
-def in_a_row(lines: list[dict], number: int, holds) -> bool:
-    """Whether there are so many lines, and this holds for each of the last ones."""
-    return len(lines) >= number and all(map(holds, lines[-number:]))
-
-
-def not_finite(line: dict) -> str:
-    """What is said of a step that was skipped."""
-    return f"the loss or the gradient of step {line['step']} is not finite"
+def in_a_row(values: list, number: int) -> bool:
+    """Whether there are so many values, and the last ones are all true."""
+    return len(values) >= number and all(values[-number:])
 
 
 # --- trackers -------------------------------------------------------------------------------------
@@ -400,43 +395,19 @@ def refuse_missing_tracker(name: str | None) -> None:
         raise ValueError(f"--track {name}: it is not installed; `pip install {name}` brings it")
 
 
-@dataclass
-class Tracker:
-    """Sends numbers to a tracker. When that fails, it warns once and sends nothing more, and the
-    run goes on."""
+def start_tracker(settings: Settings, folder: Path) -> Callable:
+    """What sends a dict of numbers, and their step, to the tracker of --track."""
+    if settings.track == "tensorboard":
+        from torch.utils.tensorboard import SummaryWriter
 
-    name: str | None
-    folder: Path
-    config: dict
-    # From the first line on: tensorboard's writer, or the module of wandb or trackio.
-    tracker: object = None
+        writer = SummaryWriter(folder / "tensorboard")
 
-    def log(self, line: dict) -> None:
-        """Send the numbers of a line of log.jsonl, as train/loss or validation/pass_rate."""
-        if self.name is None:
-            return
-        numbers = {}
-        for key, value in line.items():
-            if type(value) in (int, float):
-                numbers[f"{line['kind']}/{key}"] = value
-        try:
-            self.tracker = self.tracker or self._start()
-            if self.name == "tensorboard":
-                for name, value in numbers.items():
-                    self.tracker.add_scalar(name, value, line["step"])
-                self.tracker.flush()
-            else:
-                self.tracker.log(numbers, step=line["step"])
-        except Exception as error:  # of whatever kind: the run is worth more than its tracker
-            words = f"{type(error).__name__}: {error}"
-            warn("tracker", f"--track {self.name} has failed, and gets nothing more ({words})")
-            self.name = None
+        def send(numbers: dict, step: int) -> None:
+            for name, value in numbers.items():
+                writer.add_scalar(name, value, step)
+            writer.flush()
 
-    def _start(self):
-        if self.name == "tensorboard":
-            from torch.utils.tensorboard import SummaryWriter
-
-            return SummaryWriter(self.folder / "tensorboard")
-        module = importlib.import_module(self.name)  # wandb, or trackio, which has the same calls
-        module.init(project="scalerl", name=self.folder.name, config=self.config)
-        return module
+        return send
+    module = importlib.import_module(settings.track)  # wandb, or trackio, which has the same calls
+    module.init(project="scalerl", name=folder.name, config=dataclasses.asdict(settings))
+    return module.log

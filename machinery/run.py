@@ -5,14 +5,16 @@ if something failed."""
 import contextlib
 import dataclasses
 import inspect
+import json
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
+import safetensors.torch
 import torch
 from transformers import PreTrainedModel
 
@@ -39,39 +41,22 @@ from curve.forecast import levelled_off
 from curve.plots import plot_variants
 from curve.report import describe, report
 from data.load import Source
-from data.verify import VerifierPool
 from machinery.folder import (
     checkpoint_of,
     checkpoints,
-    last_line,
     lock_folder,
-    make_folder,
     new_folder,
-    read_state,
     step_of,
     whole_folder,
-    write_checkpoint,
     write_config,
 )
 from machinery.measures import Compute, Totals, attention_width, matmul_parameters
 from machinery.ranks import Stop, from_rank_0, give_way_to_a_dead_rank
-from machinery.record import Record, few_groups_count, refuse_missing_tracker
-from machinery.trainer import gather, numerics_mismatch
+from machinery.record import Record, refuse_missing_tracker
+from machinery.trainer import Start, gather, numerics_mismatch
 
 SHARED_MEMORY = Path("/dev/shm")  # where Linux has what processes share
 COMPARED = 64  # completions of a validation whose log-probabilities trainer and generator compare
-
-
-@dataclass(frozen=True)
-class Start:
-    """What every rank starts from."""
-
-    settings: Settings
-    step: int  # optimizer steps made
-    model: str  # folder or hub name
-    moments: Path | None  # of the optimizer, in a checkpoint
-    parameters: SharedParameters  # nothing is written there yet
-    longest: int  # tokens of a prompt and its completion, at most
 
 
 # --- how a run is opened --------------------------------------------------------------------------
@@ -87,27 +72,26 @@ def open_run(asked: Settings, sources: list[Source] | None = None) -> "Run":
     # The data, and where the run goes on.
     refuse_missing_tracker(asked.track)
     sources = sources or read_sources(asked)
-    folder, lock, checkpoint = find_folder(asked)
+    folder = asked.resume or new_folder(asked)
+    checkpoint = checkpoint_of(folder, asked.from_step)
     first_model = newest_model = model_path(asked.model)
     step, moments, state = 0, None, None
     if checkpoint is not None:
-        state = read_state(checkpoint)
+        state = json.loads((checkpoint / "state.json").read_text())
         step, moments = state["step"], checkpoint / "optimizer.safetensors"
         newest_model = str(checkpoint / "model")
-        refuse_finished(folder, step, asked)
 
     # The model and its prompts. Engines are made of the run's first model, which stays where it is;
     # their parameters come from the trainer.
     model = load_model(newest_model)
     prompts = make_prompts(asked, first_model, model, sources)
-    odd = refusals(lambda: refuse_wrong_over_slots(model, asked.model))
-    settings = settings_of_the_run(asked, model, odd)
+    settings = settings_of_the_run(asked, model)
     generators, trainers = devices_here(settings)
     engines = [
         engine_settings(settings, devices, first_model, prompts.decoding) for devices in generators
     ]
-    if odd and engines[0].engine == "torch":
-        raise ValueError(odd[0])
+    if engines[0].engine == "torch":
+        refuse_wrong_over_slots(model, asked.model)
 
     # Who does what.
     refuse_small_shared_memory(4 * model.num_parameters())
@@ -120,33 +104,28 @@ def open_run(asked: Settings, sources: list[Source] | None = None) -> "Run":
             " its checkpoint was made with: put the old data back, or train its model in a new run:"
             f" --model {newest_model}"
         )
-    if not (asked.resume or asked.one_process):
-        refuse_raising_tasks(asked, sources)
 
     # Only now is anything written.
-    folder = make_folder(folder, settings)
-    lock = lock or lock_folder(folder)
-    write_config(folder, asked, learning_rate=settings.learning_rate)
-    if settings.defaults != "toy":
-        say(f"The settings start from --defaults {settings.defaults}; config.json has them all.")
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = lock_folder(folder)
+    write_config(folder, dataclasses.replace(asked, learning_rate=settings.learning_rate))
     if settings.resume:
         say(f"{folder}: going on from step {step}")
-        for checkpoint in checkpoints(folder):
-            if step_of(checkpoint) > step:  # it comes again
-                shutil.rmtree(checkpoint)
+    for later in checkpoints(folder):
+        if step_of(later) > step:  # it comes again
+            shutil.rmtree(later)
     devices = [*sum(generators, ()), *trainers]
-    alone = settings.one_process or "cpu" not in devices  # a GPU that does both is one
-    number = len({*devices}) if alone else len(devices)
-    compute = Compute(number, matmul_parameters(model), attention_width(model))
+    if settings.one_process or "cpu" not in devices:
+        devices = {*devices}  # a GPU that does both is one
+    compute = Compute(len(devices), matmul_parameters(model), attention_width(model))
     record = Record(settings, folder, compute, feed, state)
     start = Start(settings, step, newest_model, moments, parameters, prompts.decoding.longest)
-    return Run(start, model, feed, record, stop, lock)
+    return Run(start, feed, record, stop, lock)
 
 
-def settings_of_the_run(asked: Settings, model: PreTrainedModel, odd: list[str]) -> Settings:
+def settings_of_the_run(asked: Settings, model: PreTrainedModel) -> Settings:
     """The settings with a learning rate that suits the model, if they have none; without shared
-    prompts, if something forbids them; and with what --one-process wants. odd: why the model cannot
-    be computed over a cache, if so."""
+    prompts, if the model forbids them; and with what --one-process wants."""
     changes = {}
     if asked.one_process:  # generator and trainer wait for each other
         asynchrony = asked.recipe.asynchrony
@@ -159,23 +138,11 @@ def settings_of_the_run(asked: Settings, model: PreTrainedModel, odd: list[str])
         parameters = model.num_parameters()
         changes["learning_rate"] = rate = first_learning_rate(parameters)
         say(f"The learning rate is {rate}, for {parameters:,} parameters.")
-    reasons = odd
-    if "position_ids" not in inspect.signature(model.base_model.forward).parameters:
-        reasons = ["this model takes the place in the cache for the position"]
-    if asked.gradient_checkpointing:
-        reasons = ["with --gradient-checkpointing a layer would add its keys twice to their cache"]
-    if asked.share_prompts and reasons:
-        say(f"Prompts are not shared: {reasons[0]}.")
+    takes_positions = "position_ids" in inspect.signature(model.base_model.forward).parameters
+    if asked.share_prompts and not takes_positions:
+        say("Prompts are not shared: this model takes the place in the cache for the position.")
         changes["share_prompts"] = False
     return dataclasses.replace(asked, **changes)
-
-
-def refuse_finished(folder: Path, step: int, settings: Settings) -> None:
-    """ValueError if the run has made all its steps, with its last validation and its model."""
-    if step < settings.steps:
-        return
-    if last_line(folder).get("kind") == "end" and (folder / "model").is_dir():
-        raise ValueError(f"{folder} is finished, at step {step}; give a larger --steps to go on")
 
 
 def refuse_small_shared_memory(needed: int) -> None:
@@ -190,73 +157,22 @@ def refuse_small_shared_memory(needed: int) -> None:
             )
 
 
-def find_folder(settings: Settings) -> tuple[Path, TextIO | None, Path | None]:
-    """The folder of the run. If --resume names it, also its lock, and the checkpoint to go on from
-    if there is one. ValueError if another process uses the folder, or if it has lost its log."""
-    folder = settings.resume
-    if folder is None:
-        return new_folder(settings), None, None
-    lock, checkpoint = lock_folder(folder), checkpoint_of(folder, settings.from_step)
-    if checkpoint is not None and not (folder / "log.jsonl").exists():
-        raise ValueError(
-            f"{folder}/log.jsonl is gone, and with it R0 and the curve: put it back, or train the"
-            f" model in a new run: --model {checkpoint / 'model'}"
-        )
-    return folder, lock, checkpoint
-
-
 def make_prompts(
     settings: Settings, path: str, model: PreTrainedModel, sources: list[Source]
 ) -> Prompts:
     """The prompts of these sources for the model, whose tokenizer lies at `path`. The first is
-    shown as the model gets it. ValueError if it cannot read them; it says all that is wrong with
-    the prompts and the budgets."""
-    tokenizer = load_tokenizer(path)
-    recipe = settings.recipe
+    shown as the model gets it. ValueError if the prompts or the budgets do not suit the model."""
+    tokenizer, recipe = load_tokenizer(path), settings.recipe
     texts = [problem.prompt for source in sources for problem in source.train + source.validation]
-    decoding = []
-
-    def fit_budgets() -> None:
-        made = make_decoding(tokenizer, settings, recipe.length_control, recipe.fp32_logits)
-        decoding.append(made)
-        refuse_too_long(model, made)
-
-    wrong = refusals(
-        lambda: refuse_few_problems(settings, sources),
-        fit_budgets,
-        lambda: refuse_prompts(tokenizer, texts, settings),
-    )
-    if wrong:
-        raise ValueError(". Also: ".join(wrong))
+    decoding = make_decoding(tokenizer, settings, recipe.length_control, recipe.fp32_logits)
+    refuse_few_problems(settings, sources)
+    refuse_too_long(model, decoding)
+    refuse_prompts(tokenizer, texts, settings)
     ids = render(tokenizer, texts[0], settings.thinking, settings.system)
-    ends = " or ".join(repr(tokenizer.decode([token])) for token in decoding[0].eos)
+    ends = " or ".join(repr(tokenizer.decode([token])) for token in decoding.eos)
     say(f"The first prompt, as the model gets it: {tokenizer.decode(ids)!r}")
-    say(f"A completion ends with {ends}, or after {decoding[0].longest_completion} tokens.")
-    return Prompts(sources, tokenizer, decoding[0])
-
-
-def refuse_raising_tasks(settings: Settings, sources: list[Source]) -> None:
-    """ValueError if a task raises on its own reference answer: it would call everything wrong."""
-    for source in sources:
-        problem = source.train[0]
-        with VerifierPool(*settings.verifier_limits) as pool:
-            ((_, verdict),) = pool.judge([("", problem, problem.answer)])
-        if verdict.raised or verdict.failure == "error":
-            raise ValueError(
-                f"{problem.task}.score cannot judge its own reference answer"
-                f" {problem.answer!r:.80}:\n{verdict.detail.strip()}"
-            )
-
-
-def refusals(*checks: Callable[[], None]) -> list[str]:
-    """What these checks refuse, each in a sentence."""
-    sentences = []
-    for check in checks:
-        try:
-            check()
-        except ValueError as error:
-            sentences.append(str(error))
-    return sentences
+    say(f"A completion ends with {ends}, or after {decoding.longest_completion} tokens.")
+    return Prompts(sources, tokenizer, decoding)
 
 
 # --- the run --------------------------------------------------------------------------------------
@@ -269,26 +185,19 @@ class Run:
     def __init__(
         self,
         start: Start,
-        model: PreTrainedModel | None = None,
         feed: Feed | None = None,
         record: Record | None = None,
         stop: Stop | None = None,
         lock: TextIO | None = None,
     ):
-        """model: of the start, on the CPU in fp32. lock: of the folder; it is held as long as this
-        object lives."""
-        self.start, self.settings, self.model = start, start.settings, model
+        """lock: of the folder; it is held as long as this object lives."""
+        self.start, self.settings = start, start.settings
         self.feed, self.record, self.stop, self.lock = feed, record, stop, lock
         self.folder = record and record.folder
         self.error = ""  # what went wrong in this process
         self.stopped_at_once = False  # by a second Ctrl-C
 
     # In which all ranks take part
-
-    def take_model(self) -> PreTrainedModel:
-        """The model of the start, on the CPU in fp32: another one at each call."""
-        model, self.model = self.model or load_model(self.start.model), None
-        return model
 
     def validate(self, version: int, policy: Policy, settings: Settings) -> None:
         """Measure the pass rate of the held-out problems with this version of the parameters; that
@@ -303,13 +212,18 @@ class Run:
             self.record.log_validation(version, self.held_out, mismatch)
 
     def save(self, version: int, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
-        """Write a checkpoint of this version. Parameters and moments come from all ranks."""
+        """Write a checkpoint of this version, whose files do not depend on the number of ranks.
+        Parameters and moments come from all ranks. OSError if it cannot be written; all earlier
+        ones are still there then."""
         parameters, moments = gather(policy, optimizer)
         if self.record is None:
             return
         state = {"step": version, **self.feed.state(), **self.record.state()}
-        tokenizer = self.feed.prompts.tokenizer
-        write_checkpoint(self.folder, policy.model, tokenizer, parameters, moments, state)
+        with whole_folder(self.folder / "checkpoints" / f"step-{version:06d}") as checkpoint:
+            policy.model.save_pretrained(checkpoint / "model", state_dict=parameters)
+            self.feed.prompts.tokenizer.save_pretrained(checkpoint / "model")
+            safetensors.torch.save_file(moments, checkpoint / "optimizer.safetensors")
+            (checkpoint / "state.json").write_text(json.dumps(state))
         before_fall = self.record.checkpoint_before_fall()
         # The newest are kept, and the one from before a fall.
         for old in checkpoints(self.folder)[: -self.settings.keep_checkpoints]:
@@ -323,51 +237,39 @@ class Run:
         self.feed.start()
         self.record.begin(version)
 
-    def goes_on(self, version: int) -> bool:
-        """Whether another step is made."""
-        done = version >= self.settings.steps
-        return not (done or self.over() or self.has_levelled_off(version))
-
     def batch(self, version: int) -> list[Group] | None:
-        """The groups to train this version of the parameters on. None if every prompt is retired,
-        or if the run ends."""
+        """The groups to train this version of the parameters on. None if the run ends."""
+        if self.over() or self._comes_to_its_end(version):
+            return None
         began = time.monotonic()
         groups = self.feed.batch(version)
         self.record.waited = began, time.monotonic()
         return groups
 
-    def wants_validation(self, version: int, at_the_end: bool = False) -> bool:
-        """Whether a validation of this version is due and has not been made yet."""
+    def wants_validation(self, version: int) -> bool:
+        """Whether a validation of this version is due and has not been made yet. It is due now and
+        then, and at the end."""
         regular = version % self.settings.validation_every == 0
-        due = regular or at_the_end or version == self.settings.steps
+        prompts_left = any(order.left for order in self.feed.orders)
+        due = regular or version == self.settings.steps or not prompts_left
         return due and self.record.last_validation < version and not self.over()
 
-    def retire(self, groups: list[Group]) -> None:
-        """No-Positive-Resampling: the prompts that these groups have solved do not come again."""
-        self.feed.retire(groups)
-
-    def log_step(
+    def finish_step(
         self, step: int, batch: Batch, totals: Totals, worth: loss.Worth, figures: dict
     ) -> None:
-        """Write down what has happened. figures: further columns of the log."""
+        """No-Positive-Resampling: the prompts that the batch has solved do not come again. And
+        write down what has happened. figures: further columns of the log."""
+        self.feed.retire(batch.groups)
         self.record.log_step(step, batch, totals, worth, figures)
 
     def end(self, version: int) -> bool:
         """Stop the clock of training, and log why a run is over. Returns whether a checkpoint is
         missing."""
-        reason = f"Every prompt has been retired (pass rate >= {loss.RETIRE_AT})"
-        if version >= self.settings.steps:
-            reason = "All steps are made"
-        elif self.has_levelled_off(version):
-            least = self.settings.stop_when_gain_below
-            reason = f"Twice the compute would gain less than {least} (--stop-when-gain-below)"
-        if self.over():
-            reason = ""
+        retired = f"Every prompt has been retired (pass rate >= {loss.RETIRE_AT})"
+        reason = "" if self.over() else self._comes_to_its_end(version) or retired
         self.record.end(version, reason)
-        saved = any(step_of(checkpoint) == version for checkpoint in checkpoints(self.folder))
-        # Without a checkpoint a resumed run looks again whether generator and trainer agree.
-        of_no_use = self.record.last_validation < 0 or (version == 0 and self.record.failure)
-        return not saved and not of_no_use
+        saved = version in map(step_of, checkpoints(self.folder))
+        return version > self.start.step and not saved
 
     def _sample_held_out(self, version: int) -> list[Rollout]:
         """Some of the completions of a validation."""
@@ -379,26 +281,30 @@ class Run:
 
     @property
     def failure(self) -> str:
-        """What went wrong, anywhere in the run; '' if nothing did."""
-        return self.error or self.feed.failure or self.record.failure
+        """What went wrong first, anywhere in the run; '' if nothing did."""
+        return self.feed.failure or self.record.failure or self.error
 
     def over(self) -> bool:
         """Whether the run ends early: the user has stopped it, or something failed."""
         return self.stop.asked() or bool(self.failure)
 
-    def has_levelled_off(self, step: int) -> bool:
-        """Whether --stop-when-gain-below ends the run here: by the curves of all sources."""
+    def _comes_to_its_end(self, version: int) -> str:
+        """Why no further step is due; '' if one is. --stop-when-gain-below looks at the curves of
+        all sources."""
+        if version >= self.settings.steps:
+            return "All steps are made"
         least = self.settings.stop_when_gain_below
-        if not least or self.record.last_validation < step:
-            return False
-        return all(levelled_off(series, least) for series in self.record.series())
+        if least and self.record.last_validation == version:
+            if all(levelled_off(series, least) for series in self.record.series()):
+                return f"Twice the compute would gain less than {least} (--stop-when-gain-below)"
+        return ""
 
     # After the loop
 
     @contextlib.contextmanager
     def until_its_end(self) -> Iterator[None]:
         """Note what goes wrong in this block, and end all processes after it. RuntimeError after
-        any other error."""
+        any other error. A new run that has not even made its first validation leaves no folder."""
         self.stop.listen()
         try:
             yield
@@ -408,25 +314,24 @@ class Run:
             self.error = self._in_a_sentence(error)
             if not self.error:
                 give_way_to_a_dead_rank()
-                self._free_the_name()
                 raise RuntimeError(f"the run has failed, as said above{self.hint()}") from error
         finally:
             self.feed.close()
+            if not (self.record.validations or checkpoints(self.folder) or self.settings.resume):
+                shutil.rmtree(self.folder)
 
     def _in_a_sentence(self, error: Exception) -> str:
         """What went wrong, if it is known; else '', and the traceback says it. With --one-process
         it may come out of a task, whose traceback is wanted."""
+        if isinstance(error, GeneratorFailed):
+            return str(error)
         if isinstance(error, torch.OutOfMemoryError):
             return (
                 f"{str(error).partition('. ')[0]}: lower --slots or --tokens-per-micro-batch, add"
                 " --gradient-checkpointing, --trainers or --offload, or take a smaller --model"
             )
-        if isinstance(error, GeneratorFailed):
-            return str(error)
-        of_a_file = isinstance(error, OSError) and not isinstance(
-            error, ConnectionError | TimeoutError
-        )
-        if of_a_file and not self.settings.one_process:
+        elsewhere = isinstance(error, ConnectionError | TimeoutError) or self.settings.one_process
+        if isinstance(error, OSError) and not elsewhere:
             return f"the run's folder cannot be written: {error}"
         return ""
 
@@ -438,84 +343,54 @@ class Run:
 
     def exit_status(self) -> int:
         """The exit status of the command. A run that ended early says why."""
-        if not self.over():
-            return 0
         if self.failure:
             print(f"\nerror: {self.failure}{self.hint()}", file=sys.stderr)
             return 1
-        how = "at once" if self.stopped_at_once else f"by {self.stop.name}"
+        if not self.stop.asked():
+            return 0
+        name = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}[self.stop.number]
+        how = "at once" if self.stopped_at_once else f"by {name}"
         print(f"\nstopped {how}{self.hint()}", file=sys.stderr)
         return 128 + self.stop.number
 
-    def leave_results(self, write_page: Callable[[Path], object]) -> None:
-        """Leave model/, curve.png and the page of rollouts, and print the end."""
-        if self.record.validations:
-            try:
-                self._write_results(write_page)
-            except OSError as error:  # the first failure is the one to say
-                self.error = self.failure or self._in_a_sentence(error) or str(error)
-        self._free_the_name()
-
-    def _free_the_name(self) -> None:
-        """Remove the folder of a new run that has not even made its first validation."""
-        made = self.record.validations or checkpoints(self.folder)
-        if not made and self.settings.resume is None:
-            shutil.rmtree(self.folder)
-
-    def _write_results(self, write_page: Callable[[Path], object]) -> None:
+    def leave_results(self, write_page: Callable[[Path], Path]) -> None:
+        """Leave model/, curve.png and the page of rollouts, and print the end; nothing without a
+        validation."""
+        record = self.record
+        if not record.validations:
+            return
         if saved := checkpoints(self.folder):  # a run that ended early may have none
             with whole_folder(self.folder / "model") as folder:
                 shutil.copytree(saved[-1] / "model", folder, dirs_exist_ok=True)
-        lines = self._fit_curves()
-        if (self.folder / "rollouts.jsonl").exists():
-            try:
-                write_page(self.folder)
-            except ValueError as error:  # a page is no reason to call a run failed
-                say(f"no page: {error}")
-        print("\n".join(lines + self._costs_and_files()))
+        self._fit_curves()
+        spent = record.compute.columns()
+        steps = record.last_steps[-1]["step"] if record.last_steps else 0
+        print(
+            f"compute     {steps} steps, {spent['compute_device_hours']:.3f} device-hours,"
+            f" {spent['compute_tokens'] / 1e6:.2f} M sampled tokens,"
+            f" {spent['compute_flops']:.2e} FLOPs;"
+            f" {time.monotonic() - record.began:.0f} s with start and validation"
+        )
+        print(f"files       {self.folder}/ (docs/log.md explains them)")
+        if record.rollouts.path.exists():
+            print(f"next        open {write_page(self.folder)} in a browser")
 
-    def _fit_curves(self) -> list[str]:
-        """Fit the curve of each source, and draw them in curve.png. Returns what is printed."""
-        fitted, lines = {}, []
+    def _fit_curves(self) -> None:
+        """Fit the curve of each source, draw them in curve.png, and print what was found."""
+        fitted, samples = {}, self.settings.validation_samples
         for source, series in zip(self.record.sources, self.record.series()):
             of_source = f" of {source.name}" if len(self.record.sources) > 1 else ""
-            lines.append(
+            print(
                 f"pass rate   {series.y[0]:.3f} before, {series.y[-1]:.3f} after"
-                f" {self.record.last_validation} steps (mean@{self.settings.validation_samples} of"
+                f" {self.record.last_validation} steps (mean@{samples} of"
                 f" {len(source.validation)} held-out problems{of_source})"
             )
             try:
                 fit = fit_sigmoid(series.x, series.y, num_examples=series.num_examples)
             except ValueError as error:
-                lines.append(f"curve       no fit: {error}")
+                print(f"curve       no fit: {error}")
                 continue
             fitted[series.name] = [(series, fit)]
-            lines.append(describe(series, fit, report(series, fit)))
-        last = self.record.validations[-1]
-        if "score_mean" in last:
-            lines.append(f"mean score  {last['score_mean']:.3f} after; a pass is a score of 1")
-        if few_groups_count(self.record.last_steps, self.settings.groups_per_step):
-            lines.append(
-                "! hardly any group counted at the end: a curve that is flat there may be that of a"
-                " shortcut"
-            )
+            print(describe(series, fit, report(series, fit)))
         if fitted:
             plot_variants(self.folder / "curve.png", fitted)
-        return lines
-
-    def _costs_and_files(self) -> list[str]:
-        """What is printed last."""
-        spent = self.record.compute.columns()
-        steps = self.record.last_steps[-1]["step"] if self.record.last_steps else 0
-        seconds = time.monotonic() - self.record.began
-        files = sorted(path.name + "/" * path.is_dir() for path in self.folder.iterdir())
-        lines = [
-            f"compute     {steps} steps, {spent['compute_device_hours']:.3f} device-hours,"
-            f" {spent['compute_tokens'] / 1e6:.2f} M sampled tokens,"
-            f" {spent['compute_flops']:.2e} FLOPs; {seconds:.0f} s with start and validation",
-            f"idle        {self.record.rates.idle()}",
-            f"files       {self.folder}/: {' '.join(files)}",
-        ]
-        if "rollouts.html" in files:
-            lines.append(f"next        open {self.folder}/rollouts.html in a browser")
-        return lines

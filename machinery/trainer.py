@@ -5,8 +5,8 @@ import dataclasses
 import functools
 import gc
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import safetensors.torch
@@ -26,11 +26,31 @@ from torch.nn import Module, ModuleList
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from core.model import load_model
 from core.policy import Policy, micro_batches
-from core.rollouts import Rollout, given_rollout
+from core.rollouts import Rollout, SharedParameters, given_rollout
 from core.screen import say
 from core.settings import Settings, devices_here, trunk_dtype
-from machinery.ranks import from_all_ranks, outcomes, rank_and_ranks, wait_for_ranks
+from machinery.ranks import (
+    from_all_ranks,
+    from_rank_0,
+    rank_and_ranks,
+    refuse_alone,
+    wait_for_ranks,
+)
+
+
+@dataclass(frozen=True)
+class Start:
+    """What every rank starts from."""
+
+    settings: Settings
+    step: int  # optimizer steps made
+    model: str  # folder or hub name
+    moments: Path | None  # of the optimizer, in a checkpoint
+    parameters: SharedParameters  # nothing is written there yet
+    longest: int  # tokens of a prompt and its completion, at most
+
 
 # --- the policy -----------------------------------------------------------------------------------
 
@@ -45,9 +65,8 @@ def make_policy(settings: Settings, model: PreTrainedModel, device: torch.device
         torch.cuda.set_device(device)
         model.set_attn_implementation("fused")
     if settings.gradient_checkpointing:
-        layers, _ = layers_and_rest(model)
-        for layer in layers:
-            layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
+        for part in parts_of(model):
+            part.forward = functools.partial(checkpoint, part.forward, use_reentrant=False)
     policy = Policy(model, device)
     if dist.is_initialized():
         shard(policy, device.type, trunk_dtype(settings, str(device)), settings.offload)
@@ -56,15 +75,10 @@ def make_policy(settings: Settings, model: PreTrainedModel, device: torch.device
     return policy
 
 
-def layers_and_rest(model: PreTrainedModel) -> tuple[list[Module], list[Module]]:
-    """The layers of the trunk, and its other parts: embedding, norm."""
-    layers, rest = [], []
+def parts_of(model: PreTrainedModel) -> Iterator[Module]:
+    """The parts of the trunk: its layers, its embedding, its norm."""
     for child in model.base_model.children():
-        if isinstance(child, ModuleList):
-            layers.extend(child)
-        else:
-            rest.append(child)
-    return layers, rest
+        yield from child if isinstance(child, ModuleList) else [child]
 
 
 def shard(policy: Policy, device_type: str, dtype: torch.dtype, offload: bool) -> None:
@@ -80,8 +94,7 @@ def shard(policy: Policy, device_type: str, dtype: torch.dtype, offload: bool) -
     # Pinned memory is for copies to a GPU.
     waiting = CPUOffloadPolicy(pin_memory=device_type == "cuda") if offload else OffloadPolicy()
     head = policy.model.get_output_embeddings().weight
-    layers, rest = layers_and_rest(policy.model)
-    for part in layers + rest:
+    for part in parts_of(policy.model):
         parameters = list(part.parameters())
         if parameters and all(parameter is not head for parameter in parameters):
             fully_shard(part, mesh=mesh, mp_policy=precision, offload_policy=waiting)
@@ -95,77 +108,62 @@ LEFT_FOR_GENERATOR = 0.4  # of a GPU that a trainer shares with it
 
 
 def policy_that_fits(
-    asked: Settings,
-    load: Callable[[], PreTrainedModel],
+    start: Start,
     device: torch.device,
     make_optimizer: Callable[[Settings, Policy], torch.optim.Optimizer],
-    longest: int,
 ) -> tuple[Settings, Policy, torch.optim.Optimizer]:
     """The settings with those of `choices` that fit first, the policy, and its optimizer, which has
     made no step. On a CPU nothing is tried.
 
-    load: the model, on the CPU. longest: tokens of a sequence. All ranks try the same shapes, and
-    go on alike. torch.OutOfMemoryError if nothing fits, or if one rank fails alone.
+    All ranks try the same shapes, and go on alike. torch.OutOfMemoryError if nothing fits, or if
+    one rank fails alone.
     """
-    refused, on_gpu = [], device.type == "cuda"
+    asked, longest = start.settings, start.longest
+    on_gpu = device.type == "cuda"
     if on_gpu and str(device) in sum(devices_here(asked)[0], ()):
         left = asked.generator_memory or LEFT_FOR_GENERATOR
         torch.cuda.set_per_process_memory_fraction(1 - left, device)
-    for settings, words in choices(asked, device, longest):
-        model = load()
+    for settings, words in choices(asked, longest):
+        model = load_model(start.model)
         wait_for_ranks()
         try:
             policy = make_policy(settings, model, device)
             optimizer = make_optimizer(settings, policy)
-            if on_gpu:
-                try_largest_step(settings, policy, optimizer, longest)
-            outcome = "fits"
+            if not on_gpu:
+                return settings, policy, optimizer
+            try_largest_step(settings, policy, optimizer, longest)
         except torch.OutOfMemoryError:
-            policy = optimizer = None  # after a failure half of the model may be gathered
-            outcome = "out of memory"
-        model = None
-        if not on_gpu:
-            return settings, policy, optimizer
-        of_ranks = outcomes(outcome, asked.wait_timeout)
-        if len({*of_ranks}) > 1:
-            alone = of_ranks.index("out of memory")
-            raise torch.OutOfMemoryError(f"rank {alone} of the trainer alone has too little memory")
-        if outcome == "fits":
-            if rank_and_ranks()[0] == 0:
-                too_large = f"; too large were {', '.join(refused)}" * bool(refused)
-                say(f"{words}: the largest micro-batch fits {device}{too_large}")
+            policy = optimizer = model = None  # half of the model may be gathered
+        refuse_alone("it fits" if policy else "out of memory", asked.wait_timeout)
+        if policy:
+            from_rank_0(say, f"{words}: the largest micro-batch fits {device}")
             torch.cuda.set_per_process_memory_fraction(1.0, device)
             return settings, policy, optimizer
-        refused.append(words)
         gc.collect()  # a layer that is computed again refers to itself
         torch.cuda.empty_cache()
-    raise torch.OutOfMemoryError(f"{device} is too small for {asked.model} with {refused[-1]}")
+    raise torch.OutOfMemoryError(f"{device} is too small for {asked.model} with {words}")
 
 
-def choices(asked: Settings, device: torch.device, longest: int) -> Iterator[tuple[Settings, str]]:
-    """The settings with values for what no flag gives, and these in words; the fastest first. On a
-    GPU checkpointing comes before smaller micro-batches: it costs a third at most, and 4,096 tokens
-    instead of 32,768 cost two thirds of the speed (docs/measured.md). A micro-batch holds at least
-    one sequence. No gradient depends on any of these."""
-    again, tokens = [False], [Settings.tokens_per_micro_batch]
-    if device.type == "cuda":
-        again, halvings = [False, True], max(0, math.ceil(math.log2(MOST_TOKENS / longest)))
-        tokens = [MOST_TOKENS >> i for i in range(halvings + 1)]
-    if asked.gradient_checkpointing is not None:
-        again = [asked.gradient_checkpointing]
-    if asked.tokens_per_micro_batch is not None:
-        tokens = [asked.tokens_per_micro_batch]
-    pairs = [(each, tokens[0]) for each in again] + [(again[-1], each) for each in tokens[1:]]
-    for gradient_checkpointing, most in pairs:
+def choices(asked: Settings, longest: int) -> Iterator[tuple[Settings, str]]:
+    """The settings with values for what no flag gives, and these in words; the fastest first.
+    Checkpointing comes before smaller micro-batches: it costs a third at most, and 4,096 tokens
+    instead of 32,768 cost two thirds of the speed of a GPU (docs/measured.md). A micro-batch holds
+    at least one sequence. No gradient depends on any of these."""
+    again, tokens = asked.gradient_checkpointing, asked.tokens_per_micro_batch or MOST_TOKENS
+    tries = [(each, tokens) for each in ([False, True] if again is None else [again])]
+    while asked.tokens_per_micro_batch is None and tokens > longest:
+        tokens //= 2
+        tries.append((tries[-1][0], tokens))
+    for again, tokens in tries:
         settings = dataclasses.replace(
             asked,
-            gradient_checkpointing=gradient_checkpointing,
-            tokens_per_micro_batch=most,
+            gradient_checkpointing=again,
+            tokens_per_micro_batch=tokens,
             # A layer that is computed again would add its keys twice to the cache of its prompt.
-            share_prompts=asked.share_prompts and not gradient_checkpointing,
+            share_prompts=asked.share_prompts and not again,
         )
-        no = "" if gradient_checkpointing else "no-"
-        yield settings, f"--{no}gradient-checkpointing --tokens-per-micro-batch {most}"
+        no = "" if again else "no-"
+        yield settings, f"--{no}gradient-checkpointing --tokens-per-micro-batch {tokens}"
 
 
 def try_largest_step(
@@ -181,9 +179,9 @@ def try_largest_step(
     # As many positions as a micro-batch may have, in sequences that are about as long as can be; on
     # a GPU widths are multiples of 64.
     most = max(settings.tokens_per_micro_batch, longest)
-    width = most // math.ceil(most / longest) // 64 * 64
-    length = min(longest, max(64, width) + 1)
-    rollouts = [given_rollout([0], [0] * (length - 1))] * (most // (length - 1))
+    width = max(64, most // math.ceil(most / longest) // 64 * 64)
+    completion = [0] * min(longest - 1, width)
+    rollouts = [given_rollout([0], completion)] * (most // len(completion))
     rows = list(range(len(rollouts)))
     largest = next(micro_batches(rollouts, rows, most, policy.device, 0, 1))
     logprobs_BT, _ = policy(largest, settings.recipe.fp32_logits)
@@ -206,8 +204,8 @@ def numerics_mismatch(
     differences = []
     rank, ranks = rank_and_ranks()
     rows, tokens = list(range(len(rollouts))), settings.tokens_per_micro_batch
-    device, share = policy.device, settings.share_prompts
-    for m in micro_batches(rollouts, rows, tokens, device, rank, ranks, share):
+    share = settings.share_prompts
+    for m in micro_batches(rollouts, rows, tokens, policy.device, rank, ranks, share):
         logprobs_BT, _ = policy(m, settings.recipe.fp32_logits)
         differences.append((logprobs_BT - m.generator_logprobs_BT)[m.sampled_BT].abs().cpu())
     if isinstance(policy, FSDPModule):
@@ -230,37 +228,33 @@ def gathered(tensor: Tensor) -> Tensor:
 def gather(
     policy: Policy, optimizer: torch.optim.Optimizer
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """All parameters, by name, and all moments of the optimizer, by NAME/MOMENT. Every rank calls
-    this; rank 0 gets the tensors, and the others get none."""
-    sharded = {}
-    for name, parameter in policy.model.named_parameters():
-        sharded[name] = parameter.detach()
-        for moment, value in optimizer.state.get(parameter, {}).items():
-            sharded[f"{name}/{moment}"] = value
-    rank, ranks = rank_and_ranks()
-    parameters, moments = {}, {}
-    for name, tensor in sharded.items():
-        tensor = gathered(tensor)  # on all ranks together
-        if rank == 0:
-            kind = moments if "/" in name else parameters
-            kind[name] = tensor.cpu() if ranks > 1 else tensor
+    """All parameters, by name, and all moments of the optimizer, by NUMBER/MOMENT with the number
+    that the optimizer gives a parameter; on the CPU. Every rank calls this; rank 0 gets the
+    tensors, and the others get None in their places."""
+    rank, _ = rank_and_ranks()
+
+    def at_rank_0(tensor: Tensor) -> Tensor | None:
+        whole = gathered(tensor.detach())  # on all ranks together
+        return whole.cpu() if rank == 0 else None
+
+    named = policy.model.named_parameters()
+    parameters = {name: at_rank_0(parameter) for name, parameter in named}
+    moments = {}
+    for number, of_parameter in optimizer.state_dict()["state"].items():
+        for moment, value in of_parameter.items():
+            moments[f"{number}/{moment}"] = at_rank_0(value)
     return parameters, moments
 
 
-def read_moments(policy: Policy, optimizer: torch.optim.Optimizer, path: Path) -> None:
+def read_moments(optimizer: torch.optim.Optimizer, path: Path) -> None:
     """Give the optimizer the moments of a checkpoint, sharded if the parameters are. The optimizer
     brings each to its device: AdamW counts its steps on the CPU, unless it is fused."""
-    names = {parameter: name for name, parameter in policy.model.named_parameters()}
-    of_parameter = defaultdict(dict)
-    for place, value in safetensors.torch.load_file(path).items():
-        name, _, moment = place.rpartition("/")
-        of_parameter[name][moment] = value
-    state = {}
     own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for number, parameter in enumerate(own):
-        state[number] = of_parameter[names[parameter]]
-        for moment, value in state[number].items():
-            if isinstance(parameter, DTensor) and value.shape == parameter.shape:
-                mesh, placements = parameter.device_mesh, parameter.placements
-                state[number][moment] = distribute_tensor(value, mesh, placements)
+    state = {number: {} for number in range(len(own))}
+    for place, value in safetensors.torch.load_file(path).items():
+        number, moment = place.split("/")
+        parameter = own[int(number)]
+        if isinstance(parameter, DTensor) and value.shape == parameter.shape:
+            value = distribute_tensor(value, parameter.device_mesh, parameter.placements)
+        state[int(number)][moment] = value
     optimizer.load_state_dict(optimizer.state_dict() | {"state": state})

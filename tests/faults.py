@@ -23,20 +23,10 @@ TINY = """
 """.split()
 
 # Columns of a log that do not depend on the machine's speed.
-COMPUTED = [
-    "kind",
-    "step",
-    "loss",
-    "gradient_norm",
-    "pass_rate",
-    "ratio_max",
-    "compute_tokens",
-    "compute_flops",
-    "epoch",
-    "off_policyness_max",
-    "prompts_retired",
-    "completion_length",
-]
+COMPUTED = """
+    kind step loss gradient_norm pass_rate ratio_max compute_tokens compute_flops epoch
+    off_policyness_max prompts_retired completion_length
+""".split()
 
 
 def project(folder: Path, **faults: str) -> Path:
@@ -113,42 +103,29 @@ SERVER = multiprocessing.get_context("forkserver")  # a process that has made th
 SERVER.set_forkserver_preload(["transformers.models.llama.modeling_llama", "matplotlib.pyplot"])
 
 
-class Script(SERVER.Process):
-    """`python SCRIPT ARGUMENTS` in `folder`, forked from a process that has made the imports, which
-    saves five seconds. It has a session, environment, output and resource tracker of its own, and
-    starts its own processes as usual."""
+def run_script(script: Path, arguments: list[str], folder: Path, output: str, **environment):
+    """`python SCRIPT ARGUMENTS` in `folder`, in a process forked from one that has made the
+    imports, which saves five seconds. It has a session, environment, output and resource tracker of
+    its own, and starts its own processes as usual."""
+    threading.Thread(target=end_with_the_tests, daemon=True).start()
+    os.setsid()
+    os.chdir(folder)
+    os.environ.update(environment)
+    tempfile.tempdir = None  # the imports may have cached that of another environment
+    with open(output, "a") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    resource_tracker._resource_tracker._fd = None
+    resource_tracker._resource_tracker._pid = None
+    sys.argv = [str(script), *arguments]
+    elsewhere = [path for path in sys.path if not Path(path).is_relative_to(ROOT)]
+    sys.path = [str(script.parent), *elsewhere]
+    runpy.run_path(str(script), run_name="__main__")
 
-    def __init__(
-        self,
-        script: Path,
-        arguments: list[str],
-        folder: Path,
-        environment: dict[str, str],
-        output: str,
-    ):
-        super().__init__()
-        self.script, self.arguments, self.folder = script, arguments, folder
-        self.environment, self.output = environment, output
 
-    def run(self) -> None:
-        threading.Thread(target=self.end_with_the_tests, daemon=True).start()
-        os.setsid()
-        os.chdir(self.folder)
-        os.environ.update(self.environment)
-        tempfile.tempdir = None  # the imports may have cached that of another environment
-        with open(self.output, "a") as file:
-            os.dup2(file.fileno(), 1)
-            os.dup2(file.fileno(), 2)
-        resource_tracker._resource_tracker._fd = None
-        resource_tracker._resource_tracker._pid = None
-        sys.argv = [str(self.script), *self.arguments]
-        elsewhere = [path for path in sys.path if not Path(path).is_relative_to(ROOT)]
-        sys.path = [str(self.script.parent), *elsewhere]
-        runpy.run_path(str(self.script), run_name="__main__")
-
-    def end_with_the_tests(self) -> None:
-        multiprocessing.parent_process().join()
-        os.kill(os.getpid(), signal.SIGKILL)
+def end_with_the_tests() -> None:
+    multiprocessing.parent_process().join()
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 class RealRun:
@@ -172,18 +149,18 @@ class RealRun:
         own = folder / "train.py"
         script = own if own.exists() else ROOT / "train.py"
         self.mark = uuid.uuid4().hex
-        self.folder = folder / "runs" / name
-        self.output = open(folder / f"{self.mark}.txt", "w+")
+        self.folder, self.output = folder / "runs" / name, folder / f"{self.mark}.txt"
+        self.output.touch()
         start = [] if "--resume" in flags else ["--name", name, *TINY]
         environment = {"SCALERL_TEST_RUN": self.mark}
         if gpus is not None:
             environment["CUDA_VISIBLE_DEVICES"] = gpus
-        self.process = Script(script, [*start, *flags], folder, environment, self.output.name)
+        given = (script, [*start, *flags], folder, str(self.output))
+        self.process = SERVER.Process(target=run_script, args=given, kwargs=environment)
         self.process.start()
 
     def text(self) -> str:
-        self.output.seek(0)
-        return self.output.read()
+        return self.output.read_text()
 
     def processes(self, text: str = "") -> list[int]:
         """Ids of the living processes that the trainer's has started, if their command lines hold
@@ -228,18 +205,16 @@ class RealRun:
     def end(self, seconds: float = 120) -> int:
         """Wait until the run and all its processes have ended; the exit status."""
         deadline = time.monotonic() + seconds
-        late = f"has not ended within {seconds} s"
         while self.process.is_alive():
-            assert time.monotonic() < deadline, f"{late}:\n{self.text()[-3000:]}"
+            assert time.monotonic() < deadline, f"it goes on:\n{self.text()[-3000:]}"
             self.look_at_shared_memory()
             time.sleep(0.2)
-        status = self.process.exitcode
         deadline = time.monotonic() + 15
         while left := self.processes():
             commands = [Path(f"/proc/{p}/cmdline").read_text() for p in left]
             assert time.monotonic() < deadline, f"left over: {commands}"
             time.sleep(0.05)
-        return status
+        return self.process.exitcode
 
     def end_well(self) -> None:
         """Wait until it has ended, and nothing was wrong."""
@@ -253,36 +228,28 @@ class RealRun:
 
 
 def log(folder: Path, kind: str | None = None) -> list[dict]:
-    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    """The whole lines of a log, which another process may be writing."""
+    whole = (folder / "log.jsonl").read_text().split("\n")[:-1]
+    lines = [json.loads(line) for line in whole]
     return [line for line in lines if kind in (None, line["kind"])]
 
 
 def last_step(folder: Path) -> int:
-    """The newest step in a log that another process is writing; -1 if there is none yet."""
-    try:
-        lines = (folder / "log.jsonl").read_text().splitlines()
-    except OSError:
-        return -1
-    complete = [json.loads(line) for line in lines if line.endswith("}")]
-    return max((line["step"] for line in complete if line["kind"] == "train"), default=-1)
+    """The newest step in a log; -1 if there is none yet."""
+    is_there = (folder / "log.jsonl").exists()
+    return max((line["step"] for line in log(folder, "train")), default=-1) if is_there else -1
 
 
-def check_log(folder: Path, steps: int, validation_every: int, finished: bool = True) -> None:
+def check_log(folder: Path, steps: int, validation_every: int) -> None:
     """Assert that no step and no validation is missing or repeated, and that compute never goes
-    back. A finished run ends with a validation; a run that was stopped may lack the last that was
-    due."""
-    train, validations = log(folder, "train"), log(folder, "validation")
-    assert [line["step"] for line in train] == list(range(1, steps + 1))
-    validated = [line["step"] for line in validations]
-    due = [*range(0, steps + 1, validation_every)]
-    if finished and due[-1] < steps:
-        due.append(steps)
-    if not finished and due[-1] == steps and len(validated) < len(due):
-        due.pop()
-    assert validated == due
-    for lines in (train, validations):
-        for earlier, later in zip(lines, lines[1:]):
-            assert all(later[key] >= earlier[key] for key in later if key.startswith("compute_"))
+    back."""
+    due = sorted({*range(0, steps + 1, validation_every), steps})
+    for kind, expected in (("train", list(range(1, steps + 1))), ("validation", due)):
+        lines = log(folder, kind)
+        assert [line["step"] for line in lines] == expected
+        for key in ("compute_device_hours", "compute_tokens", "compute_flops", "wall_seconds"):
+            values = [line[key] for line in lines]
+            assert values == sorted(values)
 
 
 def nothing_left(seconds: float = 20) -> bool:

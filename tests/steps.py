@@ -24,8 +24,8 @@ from machinery.folder import checkpoints
 from machinery.measures import Compute
 from machinery.ranks import Stop
 from machinery.record import Record
-from machinery.run import Run, Start
-from machinery.trainer import gathered
+from machinery.run import Run
+from machinery.trainer import Start, gathered
 
 FIRST = 50  # steps made before; past the warm-up
 CPU = torch.device("cpu")
@@ -120,22 +120,19 @@ def train_rank(
     batches: list,
     folder: Path,
     parameters=None,
-    model=None,
     step=FIRST,
     moments=None,
 ):
     """One rank of a run that goes from `step` to its last step: all of `train.train`, on these
     batches. Returns the Run that rank 0 has; None on another rank."""
     run = None
-    if rank == 0:
-        model = model or load_model(name)
-        parameters = parameters or SharedParameters(model)
+    parameters = parameters or SharedParameters(load_model(name))
     start = Start(chosen, step, name, moments, parameters, 64)
     if rank == 0:
         feed = GivenGroups(chosen, batches, parameters, name)
         folder.mkdir(parents=True, exist_ok=True)
         record = Record(chosen, folder, Compute(1, 1000, 10), feed)
-        run = Run(start, model, feed, record, Stop(), None)
+        run = Run(start, feed, record, Stop(), None)
     train.train(rank, start, run)
     return run
 
@@ -143,17 +140,18 @@ def train_rank(
 def train_on(chosen: Settings, name: str, batches: list, folder: Path) -> tuple[Run, list[dict]]:
     """The Run of one rank on these batches, and the gradient of each optimizer step by parameter
     name."""
-    model, gradients = load_model(name), []
+    names, gradients = [name for name, _ in load_model(name).named_parameters()], []
 
     def catch(optimizer, *_):
         if optimizer.param_groups[0]["lr"] == 0:
             return  # on a GPU it is tried whether a step fits
-        named = [(name, p.grad) for name, p in model.named_parameters() if p.grad is not None]
-        gradients.append({name: gathered(gradient).cpu().clone() for name, gradient in named})
+        own = [p.grad for group in optimizer.param_groups for p in group["params"]]
+        named = [(name, grad) for name, grad in zip(names, own) if grad is not None]
+        gradients.append({name: gathered(grad).cpu().clone() for name, grad in named})
 
     handle = register_optimizer_step_pre_hook(catch)
     try:
-        return train_rank(0, chosen, name, batches, folder, model=model), gradients
+        return train_rank(0, chosen, name, batches, folder), gradients
     finally:
         handle.remove()
 

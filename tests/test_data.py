@@ -12,12 +12,10 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 
-from core.settings import Settings
 from data import Problem, is_held_out, sandbox, tasks
 from data import records as files
 from data.load import (
     KNOWN,
-    Source,
     Spec,
     load_data,
     load_evaluation,
@@ -26,7 +24,6 @@ from data.load import (
     task_of,
 )
 from data.tasks import arithmetic, mathematics
-from machinery.run import refuse_raising_tasks
 
 ROOT = Path(__file__).parent.parent
 TESTS = json.dumps([{"input": "1", "output": "2", "type": "stdin_stdout"}])
@@ -331,13 +328,6 @@ def test_a_task_of_ones_own_with_too_few_problems_is_told_or_refused(monkeypatch
     made.clear()
     with pytest.raises(ValueError, match="arithmetic: there is no problem for train"):
         load("arithmetic", 50)
-
-
-def test_a_task_that_raises_on_its_own_reference_is_refused_with_its_traceback():
-    source = Source("x", 1.0, [Problem("?", "no", "nowhere")], [])
-    said = "(?s)nowhere.score cannot judge its own reference.*No module named 'nowhere'"
-    with pytest.raises(ValueError, match=said):
-        refuse_raising_tasks(Settings(), [source])
 
 
 # --- data sets of the hub -------------------------------------------------------------------------

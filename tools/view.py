@@ -61,8 +61,8 @@ def as_json(data) -> str:
 def read_run(run: Path) -> dict:
     """All that the page shows. Errors as in `main`."""
     recipe = read_settings(run).recipe
-    log = [line for _, line in json_lines(run / "log.jsonl")]
-    lines = [line for _, line in json_lines(run / "rollouts.jsonl")]
+    log = json_lines(run / "log.jsonl")
+    lines = json_lines(run / "rollouts.jsonl")
     groups = [line for line in lines if line["kind"] != "times"]
     completions = [each for line in groups for each in line["completions"]]
     for completion in completions:
