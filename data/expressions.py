@@ -425,9 +425,7 @@ class Reader(list):
         kind, *signs_between = LEVELS[level]
         parts, signs = [self.level(level + 1)], []
         while self[0] in signs_between:
-            signs.append(self[0])
-            if kind != "+":  # a term takes its own sign
-                self.take(*signs_between)
+            signs.append(self[0] if kind == "+" else self.pop(0))  # a term takes its own sign
             parts.append(self.level(level + 1))
         if not signs:
             return parts[0]

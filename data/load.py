@@ -57,16 +57,7 @@ class Spec:
     options: dict[str, str]
     # said after each problem of a file, instead of what its task says
     instruction: str | None = None
-
-    @property
-    def task(self) -> str:
-        """The part of the name before a colon."""
-        return self.name.partition(":")[0]
-
-    @property
-    def is_task(self) -> bool:
-        """Whether this is a task that makes its own problems."""
-        return self.task in task_names()
+    task: str = ""  # the one that makes its own problems; "" for records
 
 
 @dataclass
@@ -98,11 +89,12 @@ def parse_spec(text: str, instruction: str | None = None) -> Spec:
     name, weight = re.fullmatch(r"(?s)(.*?)(?::(\d*\.?\d+))?", name).groups("1")
     if not name or not float(weight) > 0:
         raise ValueError(f"--data {text}: wanted is NAME or NAME:WEIGHT, with a weight above 0")
-    spec = Spec(name, float(weight), {}, instruction)
+    task = name.partition(":")[0]
+    spec = Spec(name, float(weight), {}, instruction, task if task in task_names() else "")
     known = KNOWN.get(name, "").partition(",")[2]
     for pair in filter(None, f"{known},{pairs}".split(",")):
         key, _, value = pair.partition("=")
-        if not value or key not in OPTIONS and not spec.is_task:
+        if not value or key not in OPTIONS and not spec.task:
             raise ValueError(
                 f"--data {text}: {pair!r} is no option; wanted is OPTION=VALUE, and the options are"
                 f" {', '.join(OPTIONS)}: docs/data.md explains them"
@@ -129,7 +121,7 @@ def load_data(
     """
     sources = []
     for spec in [parse_spec(argument, instruction) for argument in arguments]:
-        if spec.is_task:
+        if spec.task:
             train = made_problems(spec, "train", train_problems or MADE_PROBLEMS, wanted)
             validation = made_problems(spec, "validation", validation_problems or MADE_HELD_OUT)
             source = Source(spec.name, spec.weight, train, validation)
@@ -171,7 +163,7 @@ def load_evaluation(argument: str, number: int, instruction: str | None = None) 
     training problems."""
     spec = parse_spec(argument, instruction)
     source = Source(spec.name, spec.weight, [], [])
-    if spec.is_task:
+    if spec.task:
         source.validation = made_problems(spec, "validation", number)
     elif files := held_out_files(spec):
         source.validation, source.notes = read_problems(spec, files)
@@ -185,7 +177,7 @@ def task_of(argument: str) -> str:
     """The module that judges the problems of an argument of --data. Reads no more than the first
     record of a file."""
     spec = parse_spec(argument)
-    if spec.is_task:
+    if spec.task:
         return f"data.tasks.{spec.task}"
     columns = spec.options
     if spec.name not in KNOWN:

@@ -112,9 +112,9 @@ def score(problem: Problem, completion: str) -> bool:
     """Whether the last box after the thinking holds the answer, and not a task that evaluates to
     it."""
     answer = last_boxed(after_thinking(completion)[-LONGEST_TEXT:])
-    if answer is None or not equal(problem.answer, answer, problem.prompt):
+    if answer is None:
         return False
-    return not undone(problem, answer)
+    return equal(problem.answer, answer, problem.prompt) and not undone(problem, answer)
 
 
 def last_boxed(text: str) -> str | None:
@@ -225,9 +225,8 @@ def same_quantity(wanted: str, given: str, text: str) -> bool:
     if given_unit == "%":  # 25 % is right for 0.25, and for 25: the problem may ask for percent
         is_above_1 = wanted.kind == "number" and abs(wanted.value) > 1
         return is_above_1 and same(wanted, given) or same(wanted, Tree("/", (given, HUNDRED)))
-    if same(wanted, given):
-        return True
-    return wanted_unit == "%" and same(Tree("/", (wanted, HUNDRED)), given)  # 0.25 for 25 %
+    # 0.25 is right for 25 %
+    return same(wanted, given) or wanted_unit == "%" and same(Tree("/", (wanted, HUNDRED)), given)
 
 
 def meanings(wanted: str, given: str) -> tuple:
