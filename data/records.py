@@ -167,5 +167,5 @@ def text_of(answer) -> str:
     text = str(answer)
     if len(text) < 17 or not re.fullmatch(r"-?\d+\.\d+", text) or str(float(text)) != text:
         return text
-    narrow = numpy.float32(text)
-    return str(narrow) if narrow == float(text) else repr(float(f"{float(text):.15g}"))
+    value, narrow = float(text), numpy.float32(text)
+    return str(narrow) if float(narrow) == value else repr(float(f"{value:.15g}"))
