@@ -337,9 +337,9 @@ def parse(arguments: list[str], kind: type = Settings, description: str | None =
 
 
 def starting_values(chosen: Sampling) -> dict:
-    """The values that settings have without their flags, by name: numbers 2 to 4 of the list above.
-    Those of the recipe are among them. chosen: what the flags say, with the defaults of the
-    fields. ValueError for --defaults that a run overrides."""
+    """The values that settings have without their flags, by name: numbers 2 to 4 of the list at the
+    top of this file. Those of the recipe are among them. chosen: what the flags say, with the
+    defaults of the fields. ValueError for --defaults that a run overrides."""
     is_run = isinstance(chosen, Settings)
     run = chosen.resume if is_run else run_of(chosen.model)
     if run:
