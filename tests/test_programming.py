@@ -45,14 +45,14 @@ def test_tests_in_no_known_form_are_refused():
 
 
 def test_the_fifteen_longest_tests_are_kept():
-    tests = [{"input": "1" * n, "output": "x"} for n in range(1, 31)]
-    kept = json.loads(programming.problem("Add.", tests).answer)["tests"]
-    assert [len(given) for given, _ in kept] == list(range(30, 15, -1))
-    tests += [{"input": "1" * programming.LONGEST_TEST, "output": "x"}]
-    assert json.loads(programming.problem("Add.", tests).answer)["tests"] == kept, (
-        "giant tests are left out"
-    )
-    assert len(json.loads(programming.problem("Add.", tests[-1:]).answer)["tests"]) == 1
+    def kept(*lengths: int) -> list[int]:
+        tests = [{"input": "1" * length, "output": "x"} for length in lengths]
+        answer = json.loads(programming.problem("Add.", tests).answer)
+        return [len(given) for given, _ in answer["tests"]]
+
+    giant = programming.LONGEST_TEST
+    assert kept(*range(1, 31)) == kept(*range(1, 31), giant) == [*range(30, 15, -1)]
+    assert kept(giant) == [giant], "there is no shorter one"
 
 
 # ⏎ is the end of a line, and [ ] stand around a program in its block behind the thinking.
