@@ -1,0 +1,78 @@
+"""Is your loss the paper's? Runs a function on docs/conformance/vectors.json. It says of each case:
+equal; equal up to one factor; differs, and at which tokens; or what was raised.
+
+    python -m tools.conform MODULE:FUNCTION                  # all cases
+    python -m tools.conform MODULE:FUNCTION --cases cispo    # those with this text in their name
+
+docs/conformance.md says what the function gets and returns. The status is 1 unless all are equal.
+"""
+
+import json
+import pkgutil
+from dataclasses import dataclass
+
+import torch
+
+from core.settings import ROOT
+from curve.flags import option, read_flags, run_command
+
+
+@dataclass(frozen=True)
+class Options:
+    function: str = option(help="MODULE:FUNCTION, for example my_adapter:cispo")
+    cases: str = option("", "run those with this text in their name")
+
+
+def main(arguments: list[str]) -> bool:
+    """The command. Returns whether a case is not equal, or none was run; ValueError, in one
+    sentence, if there is no such function."""
+    options = read_flags(Options, arguments, description=__doc__)
+    try:
+        function = pkgutil.resolve_name(options.function)
+    except Exception as error:
+        raise ValueError(f"{options.function} is not MODULE:FUNCTION here: {error!r}") from error
+    torch.set_default_dtype(torch.float64)
+    verdicts = []
+    for case in json.loads((ROOT / "docs/conformance/vectors.json").read_text()):
+        if options.cases in case["name"]:
+            verdicts.append(verdict(function, **case))
+            print(f"{case['name']}: {verdicts[-1]}")
+    print(f"equal: {verdicts.count('equal')} of {len(verdicts)}")
+    return {*verdicts} != {"equal"}
+
+
+def verdict(function, expected, **case) -> str:
+    """What the function makes of a case of the file, whose keys are the other arguments."""
+    arrays = {key: torch.tensor(each) for key, each in case.items() if isinstance(each, list)}
+    wanted = torch.tensor(expected.get("gradient") or expected["advantages"])
+    kinds, shape = {}, wanted.shape
+    if "mask" in case:
+        mask = arrays["mask"] = arrays["mask"] > 0
+        clip = torch.tensor(expected["clip"]) > 0
+        logp, shape = arrays["logp_train"].requires_grad_(), ()
+        above = logp > arrays["logp_gen"]
+        kinds = {
+            "not trained": ~mask,
+            "decided by a clip": clip,
+            "others with rho > 1": above & ~clip,
+            "others with rho <= 1": mask & ~clip & ~above,
+        }
+    try:
+        found = function(case | arrays)
+        assert found.shape == shape, f"it returned the shape {[*found.shape]}, and not {[*shape]}"
+        if kinds:
+            (found,) = torch.autograd.grad(found, logp)
+    except Exception as error:
+        return f"raised {error!r}"
+    factor = (wanted / found)[wanted != 0].median()  # infinite if all that was found is 0
+    wrong = ~torch.isclose(factor * found, wanted)
+    if wrong.any():
+        counts = [
+            f"{(wrong & kind).sum()} of {kind.sum()} {words}" for words, kind in kinds.items()
+        ]
+        return f"differs at {wrong.sum()} of {wrong.numel()} numbers: {', '.join(counts)}"
+    return "equal" if abs(factor - 1) < 1e-5 else f"equal up to the factor {1 / factor:.6g}"
+
+
+if __name__ == "__main__":
+    run_command(main)
