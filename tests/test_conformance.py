@@ -1,56 +1,138 @@
-"""docs/conformance: loss.py gives the vectors, the script makes them, and tools/conform.py finds
-what differs."""
+"""docs/conformance: loss.py gives the vectors, their script makes them, and tools/conform.py finds
+what differs from them."""
 
-import dataclasses
 import json
 import re
 import runpy
+import sys
 from pathlib import Path
+from types import ModuleType
 
-import numpy
 import pytest
 import torch
 
 import loss
+from tools import conform
 
-FOLDER = Path(__file__).parent.parent / "docs" / "conformance"
-CASES = json.loads((FOLDER / "vectors.json").read_text())
-NAMED = [pytest.param(case, id=case["name"]) for case in CASES]
+DOCS = Path(__file__).parent.parent / "docs"
+TEXT = (DOCS / "conformance" / "vectors.json").read_text()
+CASES = {case["name"]: case for case in json.loads(TEXT)}
+BROKEN = (DOCS / "lessons" / "solutions" / "03-broken.patch").read_text()
+ADAPTER = re.search(r"(?s)```python\n(.*?)```", (DOCS / "conformance.md").read_text())[1]
+MENDED = {  # as lesson 3 says
+    "clamp(0.8, 6)": "clamp(max=5)",
+    ".mean()": ".sum() / counted.sum()",
+    "logp_old": "logp_gen",
+}
 
 
-def tensors(values):
-    return [torch.tensor(numpy.array(value)) for value in values]
+@pytest.fixture(autouse=True)
+def float64():
+    """As tools/conform.py has it, and no longer than a test."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
 
 
-def recipe_of(case):
+@pytest.fixture
+def conformed(monkeypatch, capsys):
+    """Runs the command on the function `cispo` of this source: its status, and what it says of each
+    case."""
+
+    def run(source, cases="cispo"):
+        adapter = ModuleType("adapter")
+        exec(source, vars(adapter))
+        monkeypatch.setitem(sys.modules, "adapter", adapter)
+        status = conform.main(["adapter:cispo", "--cases", cases])
+        return status, dict(re.findall(r"(?m)^(.*?): (.*)", capsys.readouterr().out))
+
+    return run
+
+
+def test_the_file_is_what_the_script_makes():
+    assert runpy.run_path(str(DOCS / "conformance" / "make_vectors.py"))["make"]() == TEXT
+    assert len(CASES) == TEXT.count("\n") + 1 and len(TEXT) < 300_000
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if not name.startswith("norm")])
+def test_loss_py_gives_the_vectors(name):
+    case = CASES[name]
+    columns = ("logp_train", "logp_gen", "mask", "advantages")
+    logp, gen, mask, advantages = (torch.tensor(case[key]) for key in columns)
+    lengths, groups = mask.sum(1).view(-1, 3), advantages.view(-1, 3)
     bounds = {"eps_max": case["high"]}
     if case["loss"] != "cispo":
         bounds = {"eps_low": 1 - case["low"], "eps_high": case["high"] - 1}
-    return loss.Recipe(loss=case["loss"], aggregation=case["aggregation"], **bounds)
+    recipe = loss.Recipe(loss=case["loss"], **bounds)
+    counted = loss.counted_samples(groups, lengths > 0, True)
+    weights = loss.token_weights(lengths, counted, case["aggregation"]).flatten()
 
-
-@pytest.mark.parametrize("case", [each for each in NAMED if "loss" in each.values[0]])
-def test_losses_are_the_vectors(case):
-    keys = ("logp_train", "logp_gen", "mask", "advantages")
-    logp, gen, mask, advantages = tensors(case[key] for key in keys)
-    P = len({*case["group"]})
-    lengths = mask.sum(1).view(P, -1)
-    counted = loss.counted_samples(advantages.view(P, -1), lengths > 0, True)
-    recipe = recipe_of(case)
-    weights = loss.token_weights(lengths, counted, recipe.aggregation).flatten()
-    expected = dict(zip(case["expected"], tensors(case["expected"].values())))
-
-    logp.requires_grad_()
-    given = recipe, logp, gen, mask.bool(), advantages
-    terms, _, clip = loss.token_terms(*given)
-    (coefficient,) = torch.autograd.grad(terms.sum(), logp)
+    given = recipe, logp.requires_grad_(), gen, mask.bool(), advantages
+    terms, log_rho, clip = loss.token_terms(*given)
     value, _ = loss.policy_loss(*given, weights)
+    (coefficient,) = torch.autograd.grad(terms.sum(), logp)
     (gradient,) = torch.autograd.grad(value, logp)
-    found = {
-        "coefficient": coefficient,
-        "weight": weights[:, None] * mask,
-        "clip": clip.long(),
-        "gradient": gradient,
-        "loss": value.detach(),
-    }
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6, check_dtype=False)
+    found = dict(coefficient=coefficient, gradient=gradient, clip=clip, loss=value.detach())
+    found["weight"] = weights[:, None] * mask
+    expected = {key: torch.tensor(each) for key, each in case["expected"].items()}
+    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-9, check_dtype=False)
+    # None is on an edge.
+    if case["loss"] == "gspo":
+        log_rho = loss.sequence_log_ratios(log_rho, mask)
+    for bound in (case["low"], case["high"]):
+        assert (log_rho.exp() - bound).abs().min() > 1e-5
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("norm")])
+def test_loss_py_gives_the_norms(name):
+    case = CASES[name]
+    rewards = 2 * torch.tensor(case["scores"]) - 1
+    usable = rewards >= -1
+    counted = loss.counted_samples(rewards, usable, True)
+    found = loss.advantages(rewards, usable, counted, case["norm"])
+    torch.testing.assert_close(found, torch.tensor(case["expected"]["advantages"]))
+
+
+def test_the_adapter_of_the_page_is_equal_in_all_cases_of_cispo(conformed):
+    status, verdicts = conformed(ADAPTER)
+    assert verdicts.pop("equal") == "24 of 24" and not status
+    assert {*verdicts.values()} == {"equal"} and len(verdicts) == 24
+
+
+def test_conform_names_the_factor(conformed):
+    status, verdicts = conformed(ADAPTER.replace("return value", "return -3 * value"))
+    assert status and verdicts.pop("equal") == "0 of 24"
+    assert {*verdicts.values()} == {"equal up to the factor -3"}
+    # A gradient of zeros is equal up to no factor.
+    _, verdicts = conformed(ADAPTER.replace("return value", "return 0 * value"))
+    assert verdicts["cispo token far"].startswith("differs at")
+
+
+@pytest.mark.parametrize("mistake", MENDED)
+def test_conform_finds_each_mistake_of_lesson_3_where_the_lesson_says(mistake, conformed):
+    source = "".join(re.findall(r"(?m)^\+(?!\+\+)(.*\n)", BROKEN))
+    for broken in {*MENDED} - {mistake}:
+        source = source.replace(broken, MENDED[broken])
+    status, verdicts = conformed(source, "cispo token")
+    differs = {name for name, verdict in verdicts.items() if verdict.startswith("differs")}
+    wanted = {"clamp(0.8, 6)": "far", ".mean()": "cut", "logp_old": "old"}[mistake]
+    assert status and differs == {name for name in verdicts if f" {wanted}" in name}
+    if wanted == "far":
+        kinds = "10 of 10 decided by a clip, 0 of 18 others with rho > 1, 15 of 22 others with"
+        assert f"0 of 22 not trained, {kinds} rho <= 1" in verdicts["cispo token far"]
+    assert not conformed(source.replace(mistake, MENDED[mistake]), "cispo token")[0]
+
+
+def test_conform_says_what_was_raised_and_goes_on(conformed):
+    norm = "def cispo(case):\n    return 2 * case['scores'] - 2 * case['scores'].mean(1)[:, None]"
+    status, verdicts = conformed(norm, "")
+    assert status and verdicts.pop("equal") == "2 of 52"
+    assert verdicts["cispo prompt far"] == "raised KeyError('scores')"
+    _, verdicts = conformed("def cispo(case):\n    return case['logp_train']", "cispo prompt far")
+    assert "only for scalar outputs" in verdicts["cispo prompt far"]
+
+
+@pytest.mark.parametrize("name", ["nowhere:cispo", "loss:nothing", "my adapter"])
+def test_conform_says_in_a_sentence_that_there_is_no_such_function(name):
+    with pytest.raises(ValueError, match=f"{name} is not MODULE:FUNCTION"):
+        conform.main([name])

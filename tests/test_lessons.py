@@ -208,7 +208,8 @@ def test_commands_print_what_their_lesson_says(lesson, run_page):
 
 @pytest.mark.slow
 def test_03_the_ratio_matters_for_old_tokens_alone(run_page):
-    page = run_page("03")
+    page = run_page("03", "tools.conform")
+    assert "equal: 0 of 6" in page.said("tools.conform")
     for name in ("old-with-ratio", "old-without-ratio", "fresh-with-ratio", "fresh-without-ratio"):
         old = name.startswith("old")
         assert page.column(name, "off_policyness_max")[-1] == 3 * old
