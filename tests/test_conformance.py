@@ -108,6 +108,18 @@ def test_conform_names_the_factor(conformed):
     assert verdicts["cispo token far"].startswith("differs at")
 
 
+def test_conform_counts_the_kinds_of_tokens_that_differ(conformed):
+    _, verdicts = conformed(ADAPTER.replace("Recipe()", "Recipe(eps_max=4.0)"))
+    # Ratios of 4.5 are cut too.
+    kinds = "0 of 22 not trained, 10 of 10 decided by a clip, 4 of 18 others with rho > 1, 0 of 22 "
+    assert kinds in verdicts["cispo token far"]
+    # CISPO on the cases of DAPO.
+    _, verdicts = conformed(ADAPTER, "dapo prompt")
+    assert verdicts["dapo prompt near"] == "equal"
+    kinds = "18 of 18 decided by a clip, 2 of 15 others with rho > 1, 0 of 17 others with rho <= 1"
+    assert kinds in verdicts["dapo prompt far"]
+
+
 @pytest.mark.parametrize("mistake", MENDED)
 def test_conform_finds_each_mistake_of_lesson_3_where_the_lesson_says(mistake, conformed):
     source = "".join(re.findall(r"(?m)^\+(?!\+\+)(.*\n)", BROKEN))
