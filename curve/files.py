@@ -1,7 +1,8 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and texts that are read in two encodings."""
 
 import contextlib
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,3 +32,11 @@ def write_whole(target: Path, text: str) -> None:
     """Write this text into a file, in UTF-8, as `whole_file` does."""
     with whole_file(target) as partial:
         partial.write_text(text, encoding="utf-8")
+
+
+def read_text(path: Path) -> str:
+    """The text of a file, or of standard input if the path is "-". It is in UTF-8, or in UTF-16 as
+    some programs of Windows write it. What cannot be decoded becomes a question mark."""
+    data = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
+    encoding = "utf-16" if data.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
+    return data.decode(encoding, "replace")

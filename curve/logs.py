@@ -12,13 +12,13 @@ taken, and the error names them: a wrong curve with plausible numbers is worse t
 import csv
 import json
 import re
-import sys
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from curve.files import read_text
 from curve.flags import option
 from curve.least_squares import Array
 
@@ -140,8 +140,7 @@ def natural_order(path: Path) -> str:
 def text_records(log: Path) -> list[dict]:
     """The records in a text, without a last line that is half: a run is writing it. The first line
     tells the format."""
-    data = sys.stdin.buffer.read() if str(log) == "-" else log.read_bytes()
-    text = data.decode("utf-8-sig", "replace")
+    text = read_text(log)
     lines = [line for line in text.split("\n") if line.strip() and not line.startswith("#")]
     if not lines:
         raise ValueError("the file is empty: the run has logged nothing yet")

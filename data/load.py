@@ -304,7 +304,7 @@ def read_problems(
     """The problems of these files, each once, and notes to be printed. The order is that of the
     checksums of their texts: so the first ones are a random draw, whatever the order of the file
     and its other problems are."""
-    found, repeated, unusable = {}, [], []
+    found, repeated, other, unusable = {}, [], [], []
     is_known = spec.name in KNOWN
     for path in files:
         columns = None
@@ -317,9 +317,11 @@ def read_problems(
                     raise ValueError(f"{place}: {error}") from None
                 unusable.append(f"{place}: {error}")  # nobody here can mend it
                 continue
-            if problem.key in found:
+            first = found.setdefault(problem.key, problem)
+            if first is not problem:
                 repeated.append(place)
-            found.setdefault(problem.key, problem)
+            if first.answer != problem.answer:
+                other.append(f"{place} has {problem.answer!r:.60}, and not {first.answer!r:.60}")
     notes = []
     guesses = [f"{key}={column}" for key, column in columns.items() if key not in spec.options]
     if guesses and not is_known:
@@ -330,6 +332,8 @@ def read_problems(
         )
     if repeated:
         notes.append(f"{len(repeated)} repeated problems were left out, the first: {repeated[0]}")
+    if other:
+        notes.append(f"! {len(other)} of these have another answer, the first: {other[0]}")
     if "tests" in columns:
         sandbox.require_sandbox()
         warning = "WARNING, programs of the model run with less than full confinement: "

@@ -261,6 +261,8 @@ def test_texts_that_differ_in_spaces_and_line_ends_alone_are_one_problem(tmp_pat
     rows += [{"id": 0, "problem": text, "answer": str(100 + i)} for i, text in enumerate(texts)]
     path = write(tmp_path / "a.csv", rows)
     assert re.search(r"1 repeated .* the first: .*a\.csv, line 53", load(path).notes[-1])
+    write(tmp_path / "a.csv", rows + [{"id": 0, "problem": "aB", "answer": "7"}])
+    assert re.search(r"! 1 of these .*a\.csv, line 62 has '7', and not '104'", load(path).notes[-1])
     answers = sorted(int(problem.answer) for problem in both(path))
     assert answers == [*range(1, 51), *range(100, 108)]
 

@@ -117,6 +117,7 @@ KINDS = {  # by name of the file: content, x, y
     "scalar.csv": (SCALAR, "Step", "Value"),
     "long.csv": (LONG, "step", "acc"),
     "tabs.tsv": (bytes_of(PLAIN).replace(b",", b"\t"), "step", "pass_rate"),
+    "utf-16.csv": (bytes_of(PLAIN).decode().encode("utf-16"), "step", "pass_rate"),
     "bom.jsonl": (b"\xef\xbb\xbf" + bytes_of(of_each("acc")), "step", "acc"),
 }
 
