@@ -208,7 +208,7 @@ def refuse_prompts(
     """ValueError if the tokenizer cannot read one of these prompts, if one is above its budget, or
     if the chat template drops them. Most are not rendered here, but when they are handed out: all
     of a million would take minutes."""
-    with_character = {character: prompt for prompt in prompts for character in prompt}
+    with_character = {character: prompt for prompt in prompts for character in set(prompt)}
     for prompt in dict.fromkeys(with_character.values()):
         ids = tokenizer(prompt, add_special_tokens=False).input_ids
         if tokenizer.unk_token_id in ids and tokenizer.unk_token not in prompt:
