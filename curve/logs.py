@@ -337,10 +337,9 @@ def pass_rates(rows: list[dict], reading: Reading, kind: str) -> list[str]:
     raise ValueError(f"{why}: name one with --y (or all): {', '.join(likely or columns)}")
 
 
-def best_compute(rows: list[dict]) -> str:
+def best_compute(columns: dict[str, list[float]]) -> str:
     """The column of compute: of those with the most values, the best name that increases, or else
     the best name. ValueError if there is none."""
-    columns = columns_of(rows)
     known = computes(columns)
     if not known:
         raise ValueError(
@@ -361,8 +360,8 @@ def rises(values) -> bool:
 def curve_of(rows: list[dict], name: str, y: str, reading: Reading, kind: str) -> Series:
     """The curve of the pass rate y. kind: of the records."""
     rows = [row for row in rows if y in row]
-    x = reading.x or best_compute(rows)
     columns = columns_of(rows)
+    x = reading.x or best_compute(columns)
     require(x, columns, "--x")
     rows = [row for row in rows if x in row]
     compute = np.array([row[x] for row in rows], float)

@@ -254,7 +254,7 @@ def read_source(spec: Spec, wanted: str = "answer") -> Source:
 
 def held_out_files(spec: Spec) -> list[Path]:
     """The files that no run trains on: those of the option `validation`, or those whose paths say
-    test, or else validation. None, if there are none."""
+    test, or else validation; [] if there are none."""
     if "validation" in spec.options:
         parts = find_parts(parse_spec(spec.options["validation"]))
         return parts["validation"] or parts["test"] or parts["train"]
