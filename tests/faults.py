@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 TINY = """
     --prompts-per-step 4 --completions-per-prompt 4 --validation-problems 6
-    --validation-samples 2 --slots 32 --checkpoint-every 2
+    --validation-samples 2 --slots 32 --checkpoint-every 2 --threads 1
 """.split()
 
 # Columns of a log that do not depend on the machine's speed.

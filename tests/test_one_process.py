@@ -22,7 +22,7 @@ from data.tasks import arithmetic
 from machinery import run as run_module
 from machinery.ranks import Stop
 
-FLAGS = ["--train-prompts", "20", "--validation-every", "2", "--threads", "1"]
+FLAGS = ["--train-prompts", "20", "--validation-every", "2"]
 SAID = "The run trains with --asynchrony ppo-1, not {}, because of --one-process."
 
 
