@@ -42,6 +42,8 @@ from machinery import trainer
 from machinery.folder import checkpoints, json_lines
 
 EXACT = dict(clip_gradient=math.inf)  # gradients as they are
+# Of the same run twice. On a GPU the backward of attention adds in an order of its own each time.
+SAME = {} if torch.cuda.is_available() else dict(rtol=0, atol=0)
 
 
 def all_rollouts(groups):
@@ -393,7 +395,7 @@ def test_the_try_of_the_largest_micro_batch_leaves_no_trace(models, tmp_path, mo
     train_on(chosen, models["llama"], batches, tmp_path / "tried")
     assert 900 < fed[0].inputs_BT.numel() <= 1000
     expected, found = stored(tmp_path / "plain"), stored(tmp_path / "tried")
-    assert all(torch.equal(found[name], values) for name, values in expected.items())
+    torch.testing.assert_close(found, expected, **SAME)
 
 
 # --- several ranks --------------------------------------------------------------------------------
@@ -533,8 +535,7 @@ def test_another_optimizer_is_chosen_in_one_place_and_goes_on_from_a_checkpoint(
         train_rank(0, chosen, str(first / "model"), batches[1:], folder, **again)
     expected, found = stored(tmp_path / "whole"), stored(folder)
     assert any(name.endswith("/momentum_buffer") for name in expected)
-    for name, values in expected.items():
-        assert torch.equal(found[name], values), name
+    torch.testing.assert_close(found, expected, **SAME)
 
 
 def test_a_version_is_complete_when_every_rank_has_written_its_part(models):
