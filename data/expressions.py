@@ -10,7 +10,7 @@ computed. These are the kinds of trees:
     leaves       number, name (x, f', x_1, "cm"), constant (e, \pi)
     operations   +  *  /  -  ^  :  !  \sin  \abs  and so on
     collections  list, set, tuples and intervals by their brackets: ()  [), and unions \cup
-    matrices     \matrix, its rows \\ and their cells &
+    matrices     \matrix\endmatrix, its rows \\ and their cells &
     relation     a < b = c; its `value` is the signs between the parts
     named        x = 5 and x > 5, made by mathematics.py; its only part is the 5 or the interval,
                  and its `value` is the tree of the name
@@ -23,22 +23,23 @@ import re
 import unicodedata
 from fractions import Fraction
 from functools import lru_cache
-from math import gcd, prod
+from math import prod
 from operator import neg, truediv
 from typing import NamedTuple
 
 import mpmath
 
 
-def table(text: str) -> list[list[str]]:
-    """The words of each line."""
-    return [line.split() for line in text.splitlines() if line.strip()]
+def table(text: str) -> dict[str, str]:
+    """For each word of a table the first word of its line."""
+    lines = [line.split() for line in text.splitlines()]
+    return {word: words[0] for words in lines for word in words}
 
 
 # --- one spelling ---------------------------------------------------------------------------------
 
 # ␣ stands for a space, which ends the name of a command.
-SPELLED = table(
+SPELLING_OF = table(
     r"""
     -          − – — ‒ ﹣ \setminus \backslash
     *          \times \cdot \ast × · ⋅ ∙ • ∗
@@ -91,6 +92,7 @@ SPELLED = table(
     Γ␣         \Gamma
     Ω␣         \Omega
     ℓ␣         \ell
+    e^         \exp
 
     ␣"deg"␣    ° \degree \circ
     %          \%
@@ -98,8 +100,8 @@ SPELLED = table(
     ␣          \, \; \: \> \( \) \[ \] \quad \qquad \thinspace
 """
 )
-# In the singular. The last lines are parts of units.
-UNITS = table(
+# In the singular. The last lines are parts of units, and words that name none.
+UNIT_OF = table(
     """
     mm    millimeter
     cm    centimeter
@@ -131,9 +133,9 @@ UNITS = table(
     /     per
     ^2    square sq
     ^3    cubic
+    ␣     unit st nd rd th
 """
 )
-NOTHING = "unit st nd rd th"  # words that name no unit: 5 units, 12th
 # Words behind a number that say that the number alone is not the answer.
 NO_UNIT = set(
     """
@@ -145,10 +147,6 @@ NO_UNIT = set(
     """.split()
 )
 TURNED = {">": "<", r"\ge": r"\le"}
-SPELLING_OF = {other: sign.replace("␣", " ") for sign, *others in SPELLED for other in others}
-UNIT_OF = {word: line[0] for line in UNITS for word in line}
-UNIT_OF |= dict.fromkeys(NOTHING.split(), "")
-
 
 # Parts of patterns
 TEXT = r"\\(?:text[a-z]*|math(?:rm|bf|it|sf|tt|normal)|mbox|operatorname\*?|boldsymbol)[ ]?"
@@ -171,7 +169,7 @@ RULES = {  # a pattern, and what is written instead
     r"""(?x) \\[a-zA-Z]+ | \\.      # a command
             | [<>]= | (?<!\d)!=         # != in plain text, but not in 5!=120
             | [^\w\s] | [^\W\d_a-zA-Z]  # a sign, or a letter that is not Latin""": lambda sign: (
-        SPELLING_OF.get(sign[0], sign[0])
+        SPELLING_OF.get(sign[0], sign[0]).replace("␣", " ")
     ),
     # 5\ 6 → 5 6
     r"(?<!\\)\\ |(?<!~)~(?!~)|\s+": " ",
@@ -281,9 +279,11 @@ def cleaned(text: str) -> str:
 
 
 def as_choice(text: str) -> tuple[str, str]:
-    """The letter of a multiple choice, '' for none, and the text behind it: D, (D) 12, D. 12."""
+    """The letter of a multiple choice such as D, (D) 12 and D. 12, '' for none; and the text behind
+    it, cleaned."""
+    text = cleaned(text)
     match = re.fullmatch(CHOICE, text.replace('"', ""))
-    return (match[1] or match[2], match[3]) if match else ("", text)
+    return (match[1] or match[2], cleaned(match[3])) if match else ("", text)
 
 
 def as_words(text: str) -> str:
@@ -302,7 +302,7 @@ def one_unit(unit: str) -> str:
         if NO_UNIT & {word, singular}:
             raise ValueError(f"{word} is no unit")
         spelled += UNIT_OF.get(word, UNIT_OF.get(singular, singular))
-    return spelled
+    return spelled.replace("␣", "")
 
 
 # --- trees ----------------------------------------------------------------------------------------
@@ -339,8 +339,8 @@ TOKEN = re.compile(
     | [^\W\d_] (?: ' | _[ ]? (?: \w | \{{[^{{}}]*\}} ) )*             # x, f', x_1
     | \S                                                              # any other sign"""
 )
-# The kind of tree that signs make when they stand between parts. Those of later lines bind more.
-LEVELS = table(
+# Signs between parts, behind the kind of tree that they make. Those of later lines bind more.
+KIND_OF = table(
     r"""
     list      , ;
     \\        \\
@@ -351,36 +351,24 @@ LEVELS = table(
     +         + -
 """
 )
-# Brackets: opening and closing, and the kind of tree that they make.
-BRACKETS = table(
-    r"""
-    (        )          ()
-    (        ]          (]
-    [        )          [)
-    [        ]          []
-    {        }          {}
-    \{       \}         set
-    \matrix  \endmatrix \matrix
-"""
-)
+LEVELS = [*dict.fromkeys(KIND_OF.values())]
+# Brackets that may stand around parts: the kinds of trees that they make.
+BRACKETS = r"() (] [) [] {} \{\} \matrix\endmatrix".split()
+OPENING = r"( [ { \{ \matrix".split()
 # What `form` leaves out
-UNWRITTEN = {"", *"number name constant named + * / : list set digits fraction None 1".split()}
+UNWRITTEN = {"", *r"number name constant named + * / : list \{\} digits fraction None 1".split()}
 GROUPS = ("()", "[]", "{}")  # make no tree around one part
 ARITHMETIC = set("+-*/^")
 # Families of functions. An answer may use all of one if the wanted answer uses one of them.
-FAMILIES = table(
+FAMILY_OF = table(
     r"""
-    trigonometry  \sin \cos \tan \cot \sec \csc \sinh \cosh \tanh
-    inverse       \arcsin \arccos \arctan
-    log           \ln \log
-    e             \exp
-    rounding      \floor \ceil
-    absolute      \abs
+    \sin    \cos \tan \cot \sec \csc \sinh \cosh \tanh
+    \arcsin \arccos \arctan
+    \log    \ln
+    \floor  \ceil
+    \abs
 """
 )
-KINDS = {(opening, closing): kind for opening, closing, kind in BRACKETS}
-OPENING = {opening for opening, _ in KINDS}
-FAMILY_OF = {name: family for family, *names in FAMILIES for name in names}
 CONSTANTS = {"e": mp.e, "i": mp.j, r"\pi": mp.pi, r"\infty": mp.inf, '"deg"': mp.degree}
 VALUES = {
     "+": lambda *terms: sum(terms),
@@ -398,7 +386,7 @@ STARTS_FACTOR = rf"""(?x) [^\W\d_] | ["{{(\[] | \d\S*[ ]\^
 LEAVES = {name: Tree("constant", value=name) for name in CONSTANTS}
 HIGHEST = LEAVES[r"\infty"]
 LOWEST = Tree("-", (HIGHEST,))
-LEAVES |= {r"\emptyset": Tree("set"), r"\reals": Tree("()", (LOWEST, HIGHEST))}
+LEAVES |= {r"\emptyset": Tree(r"\{\}"), r"\reals": Tree("()", (LOWEST, HIGHEST))}
 
 
 def read(text: str) -> Tree:
@@ -422,13 +410,15 @@ class Reader(list):
         """Parts with signs of this level of LEVELS, or of later ones, between them."""
         if level == len(LEVELS):
             return self.product()
-        kind, *signs_between = LEVELS[level]
+        kind = LEVELS[level]
         parts, signs = [self.level(level + 1)], []
-        while self[0] in signs_between:
+        while KIND_OF.get(self[0]) == kind:
             signs.append(self[0] if kind == "+" else self.pop(0))  # a term takes its own sign
             parts.append(self.level(level + 1))
         if not signs:
             return parts[0]
+        if {*signs} <= TURNED.keys():  # 2 > x is x < 2
+            signs, parts = [TURNED[sign] for sign in signs[::-1]], parts[::-1]
         return Tree(kind, tuple(parts), tuple(signs) if kind == "relation" else None)
 
     def product(self, signs=("*", "/"), ends=()) -> Tree:
@@ -498,7 +488,9 @@ class Reader(list):
 
     def bracket(self, opening: str) -> Tree:
         items = items_of(self.level(), "list")
-        kind = KINDS[opening, self.pop(0)]
+        kind = opening + self.pop(0)
+        if kind not in BRACKETS:
+            raise ValueError(f"{kind} are no brackets")
         return items[0] if kind in GROUPS and len(items) == 1 else Tree(kind, items)
 
     def function(self, name: str) -> Tree:
@@ -526,9 +518,10 @@ def divided(above: Tree, below: Tree) -> Tree:
     first, second = items_of(above, "*")[0], items_of(below, "*")[0]
     form = ""
     if first.form == second.form == "digits":
-        form = "fraction" if gcd(int(first.value), int(second.value)) == 1 else "unreduced"
-        if (first, second) == (above, below) and above.value % below.value:  # 10/2 is a task
-            return number(above.value / below.value, form)
+        quotient = first.value / second.value
+        form = "fraction" if quotient.denominator == abs(second.value) else "unreduced"
+        if (first, second) == (above, below) and quotient.denominator > 1:  # 10/2 is a task
+            return number(quotient, form)
     return Tree("/", (above, below), form=form)
 
 
@@ -553,7 +546,7 @@ def operations(tree: Tree) -> set[str]:
         numbers = [all(name.endswith("of numbers") for name in part) for part in of_parts]
         if not all(numbers):
             found.add(kind)
-        if all(numbers) or sum(numbers) > 1 and kind in "+*":
+        if all(numbers) or sum(numbers) > 1:
             found.add(f"{kind} of numbers")
     elif kind in VALUES:
         found.add(FAMILY_OF.get(kind, kind))
@@ -631,7 +624,7 @@ def values_at_points(*trees: Tree):
     names = sorted(letters(Tree("list", trees)))
     for k in range(4 if names else 1):
         for i, name in enumerate(names):
-            size = (1 + 2 * k) * mp.mpf(rng.randint(100, 999)) / rng.randint(100, 999)
+            size = mp.mpf(rng.uniform(0.1, 10))
             point[name] = -size if k >> i % 2 & 1 else size
             if k == 0:
                 point[name] += mp.mpc(0, rng.random() / 10)
@@ -644,4 +637,4 @@ def values_at_points(*trees: Tree):
 
 def close(a, b) -> bool:
     """Whether two values agree in MOST_DIGITS digits."""
-    return a == b or abs(a - b) < max(abs(a), abs(b)) * mp.mpf(10) ** -MOST_DIGITS
+    return a == b or mp.almosteq(a, b, mp.mpf(10) ** -MOST_DIGITS, 0)

@@ -17,7 +17,6 @@ from data.expressions import (
     FAULTS,
     HIGHEST,
     LOWEST,
-    TURNED,
     UNIT,
     Tree,
     as_choice,
@@ -32,6 +31,7 @@ from data.expressions import (
     one_unit,
     operations,
     read,
+    table,
     values_at_points,
 )
 
@@ -75,9 +75,20 @@ ASKS_FOR_FORM = r"""(?x) \b(?:
 BOXES = r"(?sx) \\\\?(?:boxed|fbox) \s* ( \{ | [^\s${}]* ) | \\. | [{}]"
 # The base that a problem names
 BASE = r"(?x) (?: \bbase [\s$-]* | \b (?=binary|octal|hexadecimal) ) (\w+)"
-BASES = """two=2 three=3 four=4 five=5 six=6 seven=7 eight=8 nine=9 ten=10
-    binary=2 octal=8 hexadecimal=16"""
-BASES = dict(name.split("=") for name in BASES.split())
+BASES = table(
+    """
+    2  two binary
+    3  three
+    4  four
+    5  five
+    6  six
+    7  seven
+    8  eight octal
+    9  nine
+    10 ten
+    16 hexadecimal
+"""
+)
 HUNDRED = number(100)
 INTERVAL = {"<": "()", r"\le": "[]"}  # the brackets of an interval by the signs at its ends
 
@@ -145,7 +156,7 @@ def undone(problem: Problem, answer: str) -> bool:
     """Whether a right answer is still a task. This depends on the form of the wanted answer: a
     reduced fraction wants none that reduces, and an expanded sum wants no product of sums or roots.
     A problem that asks for a form gets no other. A formula of the problem is no answer."""
-    texts = [as_choice(cleaned(text))[1] for text in (problem.answer, answer)]
+    texts = [as_choice(text)[1] for text in (problem.answer, answer)]
     try:
         (wanted, _), (given, _) = meanings(*texts)
     except FAULTS:  # words
@@ -154,11 +165,9 @@ def undone(problem: Problem, answer: str) -> bool:
     same_form = form(given) == form(wanted)
     if same_form and (is_bare or "=" in problem.answer):
         return False
-    if not same_form and re.search(ASKS_FOR_FORM, asked):
-        return True
-    if given.kind == "relation" != wanted.kind and re.search("[Ss]olve|subject", asked):
-        return True
-    if is_task(given) and not is_task(wanted):
+    in_other_form = not same_form and re.search(ASKS_FOR_FORM, asked)
+    is_unsolved = given.kind == "relation" != wanted.kind and re.search("[Ss]olve|subject", asked)
+    if in_other_form or is_unsolved or is_task(given) and not is_task(wanted):
         return True
     return not (is_bare and given.kind == "number") and copied(answer, asked)
 
@@ -167,11 +176,9 @@ def copied(answer: str, text: str) -> bool:
     """Whether a formula of a text is the answer, or an equation of it a part of the answer. The
     order of sides and terms does not count."""
     given = sides(answer)
-    for formula in re.split(f"{LINES}|{WORDS}|[,;]", text):
-        said = sides(formula)
-        if said == given or "=" in formula and said <= given:
-            return True
-    return False
+    formulas = re.split(f"{LINES}|{WORDS}|[,;]", text)
+    equations = [formula for formula in formulas if "=" in formula]
+    return given in map(sides, formulas) or any(sides(each) <= given for each in equations)
 
 
 def sides(formula: str) -> set[str]:
@@ -188,18 +195,15 @@ def equal(reference: str, answer: str, text: str = "") -> bool:
     text of the problem may ask for a base."""
     if max(len(reference), len(answer)) > LONGEST_ANSWER:
         return reference.strip() == answer.strip()
-    wanted, given = cleaned(reference), cleaned(answer)
-    if not given:
+    (letter, wanted), (given_letter, given) = as_choice(reference), as_choice(answer)
+    if letter and not (wanted and given):
+        return letter == given_letter and not re.search(HEDGED, given)
+    if letter and given_letter not in ("", letter):  # but 12 is right for (D) 12
         return False
+    given = given or given_letter  # the name of a value
     if re.sub(SPACES, "", wanted) == re.sub(SPACES, "", given):
-        return True
+        return given != ""
     wanted = wanted.rpartition(r"\approx")[2].strip()  # of x \approx 0.33 the 0.33
-    (letter, wanted_rest), (given_letter, given_rest) = as_choice(wanted), as_choice(given)
-    if letter and not (wanted_rest and given_rest):
-        return letter == given_letter and not re.search(HEDGED, given_rest)
-    if given_rest and (letter or given_letter):  # 12 is right for (D) 12
-        letters_differ = len({letter, given_letter, ""}) > 2
-        return not letters_differ and equal(wanted_rest, given_rest, text)
     words = as_words(wanted)
     if words:
         return words == as_words(given)
@@ -229,18 +233,17 @@ def same_quantity(wanted: str, given: str, text: str) -> bool:
     return same(wanted, given) or wanted_unit == "%" and same(Tree("/", (wanted, HUNDRED)), given)
 
 
-def meanings(wanted: str, given: str) -> tuple:
-    """The meanings of two cleaned texts, each with its unit, without the name of the answer."""
+def meanings(wanted: str, given: str) -> list[tuple[Tree, str]]:
+    """The meanings of two cleaned texts, each with its unit, '' for none, without the name of the
+    answer. Raises one of FAULTS if one of them has no meaning."""
     if "=" not in wanted:
         given = re.sub(NAMES, "", given)
-    return understood(wanted), understood(given)
-
-
-def understood(text: str) -> tuple[Tree, str]:
-    """The meaning of a cleaned text, and its unit, '' for none. Raises one of FAULTS if it has no
-    meaning."""
-    units = sorted({one_unit(unit) for unit in re.findall(UNIT, text)})
-    return meaning(read(re.sub(UNIT, "", text))), "".join(units)
+    found = []
+    for text in (wanted, given):
+        units = sorted({one_unit(unit) for unit in re.findall(UNIT, text)})
+        tree = read(re.sub(UNIT, "", text))
+        found.append((meaning(tree), "".join(units)))
+    return found
 
 
 def may_use(wanted: Tree, given: Tree) -> bool:
@@ -262,57 +265,50 @@ def may_use(wanted: Tree, given: Tree) -> bool:
 
 
 def meaning(tree: Tree) -> Tree:
-    """The tree with x = 5 as a named 5, and x > 2 as a named interval, also in lists."""
+    """The tree with x = 5 as a named 5, and x > 2 as a named interval, also in lists; x < 1 or
+    x > 2 as a union, and x = 1, y = 2 as a pair."""
     if tree.kind == "relation":
-        return meaning_of_relation(tree.value, tree.parts)
-    if tree.kind in ("list", "set"):
-        return meaning_of_list(tree.kind, [*map(meaning, tree.parts)])
-    return tree
-
-
-def meaning_of_list(kind: str, items: list[Tree]) -> Tree:
-    """x = 1 or x = 2 as a named list, x < 1 or x > 2 as a named union, x = 1, y = 2 as a pair."""
+        return meaning_of_relation(tree)
+    if tree.kind not in ("list", r"\{\}"):
+        return tree
+    items = tuple(map(meaning, tree.parts))
     named = [item for item in items if item.kind == "named"]
-    names, form = {item.value for item in named}, "".join({item.form for item in named})
-    if len(names) > 1:
-        kind = "()"
-    elif form:
-        kind = r"\cup"
-    values = Tree(kind, tuple(map(unnamed, items)))
-    return Tree("named", (values,), *names, form) if len(names) == 1 else values
+    if len({item.value for item in named}) > 1:
+        return Tree("()", tuple(map(unnamed, items)))
+    kind = r"\cup" if any(item.form for item in named) else tree.kind
+    return Tree(kind, items)
 
 
 def unnamed(tree: Tree) -> Tree:
     return tree.parts[0] if tree.kind == "named" else tree
 
 
-def meaning_of_equation(signs: tuple, parts: tuple) -> Tree:
+def meaning_of_equation(equation: Tree) -> Tree:
     """x = 6/2 = 3 as a named 3, 2 + 3 = 5 as a 5; others as they are."""
-    if is_name(parts[-1]) and not is_name(parts[0]):
-        parts = parts[::-1]
-    name, *steps = parts if is_name(parts[0]) else (None, *parts)
-    if r"\approx" in signs and len(steps) > 1 and rounds(*steps[-2:]):
-        steps = steps[:-1]  # x = 1/3 ≈ 0.333 says 1/3
-    result = meaning(steps[-1])
-    is_true = all(same(result, step) for step in steps[:-1])
-    if not is_true or parts[0].value in letters(result):
-        return Tree("relation", parts, signs)
+    parts = equation.parts
+    if not is_name(parts[0]):
+        parts = parts[::-1]  # 3 = x
+    name, *steps = parts if is_name(parts[0]) else (None, *equation.parts)
+    if r"\approx" in equation.value and len(steps) > 1 and rounds(*steps[-2:]):
+        steps.pop()  # x = 1/3 ≈ 0.333 says 1/3
+    result = meaning(steps.pop())
+    if parts[0].value in letters(result) or not all(same(result, step) for step in steps):
+        return equation
     return Tree("named", (result,), name) if name else result
 
 
-def meaning_of_relation(signs: tuple, parts: tuple) -> Tree:
+def meaning_of_relation(relation: Tree) -> Tree:
     """1 < x \\le 2, x < 5, or 5 < x as a named interval, x = 5 as a named 5; others as they are."""
+    signs, parts = relation.value, relation.parts
     if {*signs} <= {"=", r"\approx"}:
-        return meaning_of_equation(signs, parts)
-    if {*signs} <= TURNED.keys():
-        signs, parts = tuple(TURNED[sign] for sign in signs[::-1]), parts[::-1]
+        return meaning_of_equation(relation)
     if len(parts) == 2 and is_name(parts[0]):
         signs, parts = ("<", *signs), (LOWEST, *parts)
     elif len(parts) == 2:
         signs, parts = (*signs, "<"), (*parts, HIGHEST)
     low, name, high = parts
     if not is_name(name) or r"\ne" in signs:
-        return Tree("relation", parts, signs)
+        return relation
     brackets = INTERVAL[signs[0]][0] + INTERVAL[signs[1]][1]
     return Tree("named", (Tree(brackets, (low, high)),), name, "inequality")
 
@@ -342,10 +338,10 @@ def same(wanted: Tree, given: Tree) -> bool:
         return same_equation(wanted, given)
     if "named" in kinds:
         return same(unnamed(wanted), unnamed(given))
-    for group in (["list", "set"], [r"\cup"]):
+    for group in (["list", r"\{\}"], [r"\cup"]):
         if kinds & {*group}:
             return same_items(items_of(wanted, *group), items_of(given, *group))
-    if kinds & {"()", "[]", "(]", "[)", r"\matrix", r"\\", "&"}:
+    if kinds & {"()", "[]", "(]", "[)", r"\matrix\endmatrix", r"\\", "&"}:
         is_alike = len(kinds) == 1 and len(wanted.parts) == len(given.parts)
         return is_alike and all(map(same, wanted.parts, given.parts))
     if kinds == {"number"} and wanted.decimals >= 2:  # it may be answered with more places
