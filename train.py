@@ -181,15 +181,13 @@ def train(rank: int, start: Start, run: Run | None = None) -> None:
                 weights_R[micro_batch.rows_B],
             )
             (policy_loss * ranks).backward()
-            totals.add(micro_batch, policy_loss.detach(), sums, logprobs_BT.detach(), entropies_N)
+            totals.add(micro_batch, policy_loss, sums, logprobs_BT, entropies_N)
         totals.over_ranks()  # all ranks get the sums of all, and decide alike whether to step
 
-        # 4. The optimizer step. Without a counted group there is no gradient. A NaN that is stepped
-        # on would stay in the parameters for good.
-        gradient_norm = 0.0
-        if counted_rows:
-            norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), settings.clip_gradient)
-            gradient_norm = gathered(norm).item()
+        # 4. The optimizer step. Without a counted group there is no gradient, and its norm is 0. A
+        # NaN that is stepped on would stay in the parameters for good.
+        norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), settings.clip_gradient)
+        gradient_norm = gathered(norm).item()
         finite = math.isfinite(totals.sums["loss"]) and math.isfinite(gradient_norm)
         learning_rate = settings.learning_rate * min(1.0, step / max(1, settings.warmup_steps))
         for parameter_group in optimizer.param_groups:

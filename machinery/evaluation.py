@@ -3,7 +3,6 @@ intervals, the report."""
 
 import json
 import math
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +14,7 @@ from curve.plots import COMPUTE_UNITS
 from data import Problem
 from data.load import Source
 from data.verify import Verdict, VerifierPool, no_verdict_at_all
+from machinery.folder import append_line
 
 Z = 1.959964  # the normal distribution has 95 % within plus and minus this
 
@@ -31,23 +31,21 @@ def judge_all(
     ]
     judging = tqdm(pool.judge(to_judge), "judging", len(to_judge), leave=False, disable=None)
     verdicts = dict(judging)
-    failure = no_verdict_at_all([*verdicts.values()])
-    if failure:
+    if failure := no_verdict_at_all([*verdicts.values()]):
         raise ValueError(failure)
     return [verdicts.get(i, Verdict(False)) for i in range(len(rollouts))]
 
 
-def evaluation_figures(
-    rollouts: list[Rollout], verdicts: list[Verdict], samples: int
-) -> dict[str, float | str]:
+def evaluation_figures(rollouts: list[Rollout], verdicts: list[Verdict], samples: int) -> dict:
     """What --evaluate prints and logs; each problem has `samples` completions. pass_rate is
     mean@samples. Beside it the mean score, if a task gives scores between 0 and 1."""
     scores_PN = np.array([float(verdict.score) for verdict in verdicts]).reshape(-1, samples)
-    measured = {"pass_rate": pass_at_k(scores_PN == 1, 1)}
+    correct_PN = scores_PN == 1
+    measured = {"pass_rate": pass_at_k(correct_PN, 1)}
     for k in (4, 16, 64, 256, samples):
         if 1 < k <= samples:
-            measured[f"pass@{k}"] = pass_at_k(scores_PN == 1, k)
-    if graded(verdicts):
+            measured[f"pass@{k}"] = pass_at_k(correct_PN, k)
+    if (scores_PN[~correct_PN] > 0).any():
         measured["score_mean"] = pass_at_k(scores_PN, 1)
 
     figures = {"num_examples": len(rollouts), "problems": len(scores_PN)}
@@ -57,13 +55,9 @@ def evaluation_figures(
     return figures | completion_columns([*zip(rollouts, verdicts)])
 
 
-def graded(verdicts: Iterable[Verdict]) -> bool:
-    """Whether a completion is right in part: its score lies between 0 and 1."""
-    return any(0 < verdict.score < 1 for verdict in verdicts)
-
-
-def completion_columns(judged: list[tuple[Rollout, Verdict]]) -> dict:
-    """Log columns of completions: of a batch, of a validation, or of an evaluation."""
+def completion_columns(judged: list[tuple]) -> dict:
+    """Log columns of completions and their verdicts: of a batch, of a validation, or of an
+    evaluation."""
     of_each = [(r.sampled.sum(), r.interrupted, r.truncated) for r, _ in judged]
     length, interrupted, truncated = np.mean(of_each, axis=0).tolist()
     return {
@@ -127,5 +121,4 @@ def report_evaluation(
         line |= {"step": stored["step"], **stored["compute"]}
     elif run_of(path) is None:  # before training
         line |= {"step": 0, **dict.fromkeys(COMPUTE_UNITS, 0)}
-    with open(log, "a") as file:
-        file.write(json.dumps(line | figures) + "\n")
+    append_line(log, line | figures)

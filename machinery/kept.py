@@ -12,12 +12,13 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 import loss
+from core.feed import Prompts
 from core.rollouts import Batch, Group, Rollout
 from core.screen import warn
 from core.settings import Settings
-from data.load import Source
 from data.verify import Verdict
 from machinery.folder import append_line, six_digits
+from machinery.measures import Totals
 
 KEPT_STEPS = 40  # of a run, about
 KEPT_PROBLEMS = 6  # of each source, at a validation
@@ -85,18 +86,12 @@ def at_sampled(values: np.ndarray, sampled: np.ndarray) -> list[float | None]:
 class KeptRollouts:
     """rollouts.jsonl of a run, unless --rollouts-kept is 0."""
 
-    def __init__(
-        self,
-        folder: Path,
-        settings: Settings,
-        tokenizer: PreTrainedTokenizerBase,
-        sources: list[Source],
-    ):
+    def __init__(self, folder: Path, settings: Settings, prompts: Prompts, run_began: float):
+        """run_began: the clock reading that all times count from."""
         self.path = folder / "rollouts.jsonl"
-        self.settings, self.tokenizer, self.sources = settings, tokenizer, sources
-        self.run_began = 0.0  # clock reading that all times count from; the record says it
+        self.settings, self.prompts, self.run_began = settings, prompts, run_began
 
-    def add_times(self, step: int, waited: tuple[float, float], events: list[tuple]) -> None:
+    def add_times(self, step: int, waited: tuple, events: list[tuple]) -> None:
         """Add the times of a step: `waited`, between which the trainer waited for groups, and the
         generators' events."""
         waited = [self._seconds(clock) for clock in waited]
@@ -106,13 +101,12 @@ class KeptRollouts:
         ]
         self._add({"kind": "times", "step": step, "waited": waited, "generators": generators})
 
-    def add_batch(self, step: int, batch: Batch, worth: loss.Worth, tokens: dict) -> None:
-        """Add the groups of a step that are kept. tokens: of each row trained on, the trainer's
-        log-probabilities and the entropies at its sampled tokens."""
+    def add_batch(self, step: int, batch: Batch, worth: loss.Worth, totals: Totals) -> None:
+        """Add the groups of a step that are kept, with what `totals` has of their tokens."""
         filtered_P = loss.zero_variance(worth.rewards_PG, batch.usable_PG)
-        rows = kept_rows(self.settings, step, batch.groups)
         for p, (group, usable_G) in enumerate(zip(batch.groups, batch.usable_PG)):
-            if p * len(usable_G) not in rows:
+            first_row = p * len(usable_G)
+            if first_row not in totals.kept_rows:
                 continue
             rewards = worth.rewards_PG[p][usable_G]
             solved = loss.retires(group.pass_rate)
@@ -120,13 +114,12 @@ class KeptRollouts:
             line["mean_reward"] = rewards.mean().item() if len(rewards) else None
             line["retired"] = self.settings.recipe.no_positive_resampling and solved
             for i, completion in enumerate(line["completions"]):
-                if usable_G[i]:
-                    completion["became"] = "zero variance" if filtered_P[p] else "trained"
-                else:
+                completion["became"] = "zero variance" if filtered_P[p] else "trained"
+                if not usable_G[i]:
                     completion["became"] = "truncated" if completion["truncated"] else "no verdict"
                 for name in ("reward", "advantage", "weight"):
                     completion[name] = six_digits(getattr(worth, f"{name}s_PG")[p, i].item())
-                for name, values in tokens.get(p * len(usable_G) + i, {}).items():
+                for name, values in totals.tokens.get(first_row + i, {}).items():
                     completion[name] = at_sampled(values, group.rollouts[i].sampled)
             self._add(line)
 
@@ -135,7 +128,7 @@ class KeptRollouts:
         prompt to the longest: the same ones at every validation."""
         kept = self.settings.rollouts_kept
         most = kept and max(KEPT_PROBLEMS, kept)
-        for source in range(len(self.sources)):
+        for source in range(len(self.prompts.sources)):
             own = [group for group in groups if group.source == source]
             own.sort(key=lambda group: len(group.problem.prompt))
             for i in spread(most, len(own)):
@@ -147,8 +140,8 @@ class KeptRollouts:
             "kind": kind,
             "step": step,
             "group": group.number,
-            "source": self.sources[group.source].name,
-            "prompt": self.tokenizer.decode(prompt),
+            "source": self.prompts.sources[group.source].name,
+            "prompt": self.prompts.tokenizer.decode(prompt),
             "prompt_ids": prompt,
             "answer": group.problem.answer[:LONGEST_ANSWER],
             "generator": group.generator,
@@ -161,7 +154,7 @@ class KeptRollouts:
         ids, sampled = rollout.tokens.tolist(), rollout.sampled
         return {
             "ids": ids,
-            "texts": token_texts(self.tokenizer, ids),
+            "texts": token_texts(self.prompts.tokenizer, ids),
             "sampled": run_lengths(sampled),
             "versions": run_lengths(rollout.versions),
             "generator_logprobs": at_sampled(rollout.logprobs[sampled], sampled),

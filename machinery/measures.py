@@ -40,7 +40,7 @@ class Totals:
         self,
         m: MicroBatch,
         value: Tensor,
-        sums: dict[str, Tensor],
+        sums: dict,
         logprobs_BT: Tensor,
         entropies_N: Tensor,
     ) -> None:
@@ -57,17 +57,20 @@ class Totals:
         log_ratios_N = (logprobs_N - m.generator_logprobs_BT[m.sampled_BT]).abs()
         ages_N = self.version - m.versions_BT[m.sampled_BT]
         for age in ages_N.unique().tolist():
-            added[f"tokens_age_{age}"] = (ages_N == age).sum().item()
-            added[f"log_ratio_age_{age}"] = log_ratios_N[ages_N == age].sum().item()
+            of_age_N = log_ratios_N[ages_N == age]
+            added[f"tokens_age_{age}"] = len(of_age_N)
+            added[f"log_ratio_age_{age}"] = of_age_N.sum().item()
         self.sums.update(added)
 
         # The values of each token, if its rollout is kept.
         lengths = m.sampled_BT.sum(1).tolist()
         of_rows = zip(m.rows_B.tolist(), logprobs_N.split(lengths), entropies_N.split(lengths))
-        for row, *values in of_rows:
+        for row, logprobs_T, entropies_T in of_rows:
             if row in self.kept_rows:
-                logprobs_T, entropies_T = (each.tolist() for each in values)
-                self.tokens[row] = {"trainer_logprobs": logprobs_T, "entropies": entropies_T}
+                self.tokens[row] = {
+                    "trainer_logprobs": logprobs_T.tolist(),
+                    "entropies": entropies_T.tolist(),
+                }
 
     def over_ranks(self) -> None:
         """Add up the totals of all ranks, which all call this. After it all have the same, so all
@@ -143,15 +146,15 @@ class Compute:
     flops: float = 0.0
     # Of earlier processes; and of generators that sample for training during a validation.
     device_seconds: float = 0.0
-    started: float | None = None  # clock reading at the first step
-    paused: float = 0.0  # seconds of validation since then
+    # Clock reading at the first step; a validation puts it off by the seconds that it takes.
+    started: float | None = None
     ended: float | None = None  # clock reading when training was over
 
     @property
     def seconds(self) -> float:
         """Seconds of training, in this process."""
         now = self.ended or time.monotonic()
-        return now - (self.started or now) - self.paused
+        return now - (self.started or now)
 
     def add(self, batch: Batch, fed: int, pairs: int) -> None:
         """Count a batch. All of it was generated, each prompt once for its group. fed, pairs: the

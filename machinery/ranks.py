@@ -107,7 +107,7 @@ def join_ranks(rank: int, devices: list[str], store: dist.Store) -> None:
 
 @contextlib.contextmanager
 def other_ranks(
-    settings: Settings, train: Callable, arguments: tuple, hint: Callable[[], str]
+    settings: Settings, train: Callable, arguments: tuple, hint: Callable
 ) -> Iterator[None]:
     """In this block there are the trainer's other ranks, each a process that calls train(rank,
     *arguments), and this process is rank 0. At its end all have ended.
@@ -156,15 +156,7 @@ def _other_rank(
     os._exit(0)  # at once: if Python ends slowly, one of gloo's threads may abort the process
 
 
-def give_way_to_a_dead_rank() -> None:
-    """After an error, wait a moment if there are other ranks. If one has died, `_watch` ends this
-    process meanwhile."""
-    _, ranks = rank_and_ranks()
-    if ranks > 1:
-        time.sleep(2.0)
-
-
-def _watch(others, hint: Callable[[], str]) -> None:
+def _watch(others, hint: Callable) -> None:
     """If another rank fails, end this process and the whole run: the main thread might wait for
     that rank for ever."""
     try:

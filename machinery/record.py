@@ -56,8 +56,8 @@ class Record:
         self.sources = feed.prompts.sources
         state = state or {"step": -1, "wall_seconds": 0.0, "compute": compute.columns()}
         compute.restore(state["compute"])
-        self.rollouts = KeptRollouts(folder, settings, feed.prompts.tokenizer, self.sources)
-        self.began = self.rollouts.run_began = time.monotonic() - state["wall_seconds"]
+        self.began = time.monotonic() - state["wall_seconds"]
+        self.rollouts = KeptRollouts(folder, settings, feed.prompts, self.began)
         drop_later(self.rollouts.path, state["step"])
         self.path = folder / "log.jsonl"
         self.path.touch()
@@ -94,10 +94,11 @@ class Record:
     def track(self, line: dict) -> None:
         """Send the numbers of a line to the tracker, as train/loss or validation/pass_rate. When
         that fails, it warns and sends nothing more, and the run goes on."""
-        numbers = {}
-        for key, value in line.items():
-            if type(value) in (int, float):
-                numbers[f"{line['kind']}/{key}"] = value
+        numbers = {
+            f"{line['kind']}/{key}": value
+            for key, value in line.items()
+            if type(value) in (int, float)
+        }
         try:
             self.send = self.send or start_tracker(self.settings, self.folder)
             self.send(numbers, step=line["step"])
@@ -106,7 +107,7 @@ class Record:
             warn("tracker", f"--track {self.tracker} has failed, and gets nothing more ({words})")
             self.tracker = None
 
-    def warn(self, step: int, texts: dict[str, str]) -> None:
+    def warn(self, step: int, texts: dict) -> None:
         """Say each warning on the screen and in the log, the first time in this process."""
         for about, text in texts.items():
             if warn(about, text):
@@ -152,14 +153,14 @@ class Record:
         }
         self.log(line)
         self.rollouts.add_times(step, self.waited, self.feed.events)
-        self.rollouts.add_batch(step, batch, worth, totals.tokens)
+        self.rollouts.add_batch(step, batch, worth, totals)
         self.feed.events = []
 
         self.last_steps = [*self.last_steps, line][-REMEMBERED:]
         prompts_left = sum(order.left for order in orders)
-        groups = self.settings.groups_per_step
-        self.warn(step, step_warnings(self.last_steps, prompts_left, groups))
-        self.failure = step_failure(self.last_steps)
+        warnings = step_warnings(self.last_steps, prompts_left, self.settings.groups_per_step)
+        self.failure = warnings.pop("failure", "")
+        self.warn(step, warnings)
         self.show(step)
 
     def _rates(self, batch_tokens: int) -> dict:
@@ -217,10 +218,10 @@ class Record:
         yield
         sampling = self.feed.busy_seconds - busy
         self.compute.device_seconds += sampling * self.settings.tensor_parallel
-        self.compute.paused += time.monotonic() - began
+        self.compute.started += time.monotonic() - began
         self.feed.busy_seconds, self.feed.sampled_tokens = busy, tokens
 
-    def log_validation(self, step: int, groups: list[Group], mismatch: dict[str, float]) -> None:
+    def log_validation(self, step: int, groups: list[Group], mismatch: dict) -> None:
         """Log a validation. The validation of step 0 gives R0, at compute 0."""
         compute = self.compute.columns()
         if step == 0:
@@ -249,9 +250,7 @@ class Record:
     def checkpoint_before_fall(self) -> Path | None:
         """If the pass rate has fallen, the newest checkpoint that is not after the run's best
         validation."""
-        peak = fell_from(self.validations)
-        if not peak:
-            return None
+        peak = fell_from(self.validations) or {"step": -1}
         before = [each for each in checkpoints(self.folder) if step_of(each) <= peak["step"]]
         return before[-1] if before else None
 
@@ -284,10 +283,12 @@ class Record:
 # --- warnings -------------------------------------------------------------------------------------
 
 
-def step_warnings(lines: list[dict], prompts_left: int, groups_per_step: int) -> dict[str, str]:
-    """The warnings after a step, by what they are about. lines: the last training lines of the log,
-    at most REMEMBERED. prompts_left: prompts that are not retired."""
+def step_warnings(lines: list[dict], prompts_left: int, groups_per_step: int) -> dict:
+    """The warnings after a step, by what they are about; "failure" is why the run cannot go on.
+    lines: the last training lines of the log, at most REMEMBERED. prompts_left: prompts that are
+    not retired."""
     now, warnings, few = lines[-1], {}, FEW_GROUPS * groups_per_step
+    skipped = [line["skipped"] for line in lines]
     flat = [line["zero_variance_fraction"] == 1 for line in lines]
     few_count = [
         line["groups_counted"] <= few and line["pass_rate"] < loss.RETIRE_AT for line in lines
@@ -312,7 +313,7 @@ def step_warnings(lines: list[dict], prompts_left: int, groups_per_step: int) ->
             f" {groups_per_step} that a step takes, so each step trains on the same ones again and"
             " again; runs often fall from here on. With --least-prompts N solved ones come again"
         )
-    if in_a_row(flat, FLAT_STEPS):
+    if sum(flat[-FLAT_STEPS:]) == FLAT_STEPS:
         warnings["flat"] = (
             f"in each of the last {FLAT_STEPS} steps all completions of a prompt got the same"
             " reward: there is nothing to learn from. The pass rate of this step is"
@@ -320,7 +321,7 @@ def step_warnings(lines: list[dict], prompts_left: int, groups_per_step: int) ->
             " (docs/data.md: imitate first), or its answers are not found in what it writes;"
             " near 1 they are too easy. `python -m tools.view` shows completions and verdicts"
         )
-    elif in_a_row(few_count, REMEMBERED):
+    elif sum(few_count) == REMEMBERED:
         warnings["few groups"] = (
             f"in each of the last {REMEMBERED} steps at most {FEW_GROUPS:.0%} of the groups"
             " counted: all completions of the others got the same reward, so few prompts decide"
@@ -333,21 +334,16 @@ def step_warnings(lines: list[dict], prompts_left: int, groups_per_step: int) ->
             f"the loss or the gradient of step {now['step']} is not finite. The step is skipped,"
             " and counted as `skipped` in the log"
         )
+    if sum(skipped[-MOST_SKIPPED:]) == MOST_SKIPPED:
+        warnings["failure"] = (
+            f"the loss or the gradient of each of the last {MOST_SKIPPED} steps is not finite, and"
+            " the parameters stay as they were: try a new run with a lower --learning-rate, or with"
+            " --dtype float32; its --model may be that of an earlier checkpoint"
+        )
     return warnings
 
 
-def step_failure(lines: list[dict]) -> str:
-    """Why the run cannot go on after the last of these training lines; '' if it can."""
-    if not in_a_row([line["skipped"] for line in lines], MOST_SKIPPED):
-        return ""
-    return (
-        f"the loss or the gradient of each of the last {MOST_SKIPPED} steps is not finite, and the"
-        " parameters stay as they were: try a new run with a lower --learning-rate, or with --dtype"
-        " float32; its --model may be that of an earlier checkpoint"
-    )
-
-
-def validation_warnings(validations: list[dict], checkpoint: Path | None) -> dict[str, str]:
+def validation_warnings(validations: list[dict], checkpoint: Path | None) -> dict:
     """The warnings after a validation, by what they are about. validations: all validation lines of
     the log. checkpoint: the newest one from before a fall, if there is one."""
     now, warnings = validations[-1], {}
@@ -374,16 +370,11 @@ def fell_from(validations: list[dict]) -> dict | None:
     by more than chance. Otherwise None."""
     if not validations:
         return None
-    first, last = validations[0], validations[-1]
-    best = max(validations, key=lambda line: line["pass_rate"])
-    gain, fall = best["pass_rate"] - first["pass_rate"], best["pass_rate"] - last["pass_rate"]
-    chance = 4 * math.sqrt(0.5 / last["num_examples"])  # 4 standard errors of a difference
-    return best if fall > max(0.2 * gain, chance) else None
-
-
-def in_a_row(values: list, number: int) -> bool:
-    """Whether there are so many values, and the last ones are all true."""
-    return len(values) >= number and all(values[-number:])
+    rates = [line["pass_rate"] for line in validations]
+    best = max(rates)
+    chance = 4 * math.sqrt(0.5 / validations[-1]["num_examples"])  # 4 errors of a difference
+    fell = best - rates[-1] > max(0.2 * (best - rates[0]), chance)
+    return validations[rates.index(best)] if fell else None
 
 
 # --- trackers -------------------------------------------------------------------------------------
@@ -402,7 +393,7 @@ def start_tracker(settings: Settings, folder: Path) -> Callable:
 
         writer = SummaryWriter(folder / "tensorboard")
 
-        def send(numbers: dict, step: int) -> None:
+        def send(numbers, step):
             for name, value in numbers.items():
                 writer.add_scalar(name, value, step)
             writer.flush()

@@ -16,6 +16,7 @@ from typing import TextIO
 
 import safetensors.torch
 import torch
+import torch.distributed as dist
 from transformers import PreTrainedModel
 
 import loss
@@ -51,7 +52,7 @@ from machinery.folder import (
     write_config,
 )
 from machinery.measures import Compute, Totals, attention_width, matmul_parameters
-from machinery.ranks import Stop, from_rank_0, give_way_to_a_dead_rank
+from machinery.ranks import Stop, from_rank_0
 from machinery.record import Record, refuse_missing_tracker
 from machinery.trainer import Start, gather, numerics_mismatch
 
@@ -76,7 +77,7 @@ def open_run(asked: Settings, sources: list[Source] | None = None) -> "Run":
     checkpoint = checkpoint_of(folder, asked.from_step)
     first_model = newest_model = model_path(asked.model)
     step, moments, state = 0, None, None
-    if checkpoint is not None:
+    if checkpoint:
         state = json.loads((checkpoint / "state.json").read_text())
         step, moments = state["step"], checkpoint / "optimizer.safetensors"
         newest_model = str(checkpoint / "model")
@@ -98,7 +99,7 @@ def open_run(asked: Settings, sources: list[Source] | None = None) -> "Run":
     parameters = SharedParameters(model, len(trainers))
     stop = Stop()
     feed = Feed(settings, prompts, engines, parameters, stop.asked, state)
-    if state is not None and state["data"] != feed.data:
+    if state and state["data"] != feed.data:
         raise ValueError(
             f"--resume {folder}: the problems of --data {' '.join(asked.data)} are not those that"
             " its checkpoint was made with: put the old data back, or train its model in a new run:"
@@ -120,7 +121,7 @@ def open_run(asked: Settings, sources: list[Source] | None = None) -> "Run":
     compute = Compute(len(devices), matmul_parameters(model), attention_width(model))
     record = Record(settings, folder, compute, feed, state)
     start = Start(settings, step, newest_model, moments, parameters, prompts.decoding.longest)
-    return Run(start, feed, record, stop, lock)
+    return Run(start, record, stop, lock)
 
 
 def settings_of_the_run(asked: Settings, model: PreTrainedModel) -> Settings:
@@ -130,8 +131,10 @@ def settings_of_the_run(asked: Settings, model: PreTrainedModel) -> Settings:
     if asked.one_process:  # generator and trainer wait for each other
         asynchrony = asked.recipe.asynchrony
         if asynchrony != "ppo-1":
-            why = "because of --one-process"
-            say(f"The run trains with --asynchrony ppo-1, not {asynchrony}, {why}.")
+            say(
+                f"The run trains with --asynchrony ppo-1, not {asynchrony}, because of"
+                " --one-process."
+            )
         changes["recipe"] = dataclasses.replace(asked.recipe, asynchrony="ppo-1")
         changes["engine"] = "torch"
     if asked.learning_rate is None:
@@ -185,15 +188,14 @@ class Run:
     def __init__(
         self,
         start: Start,
-        feed: Feed | None = None,
         record: Record | None = None,
         stop: Stop | None = None,
         lock: TextIO | None = None,
     ):
         """lock: of the folder; it is held as long as this object lives."""
         self.start, self.settings = start, start.settings
-        self.feed, self.record, self.stop, self.lock = feed, record, stop, lock
-        self.folder = record and record.folder
+        self.record, self.stop, self.lock = record, stop, lock
+        self.feed, self.folder = record and record.feed, record and record.folder
         self.error = ""  # what went wrong in this process
         self.stopped_at_once = False  # by a second Ctrl-C
 
@@ -216,7 +218,7 @@ class Run:
         Parameters and moments come from all ranks. OSError if it cannot be written; all earlier
         ones are still there then."""
         parameters, moments = gather(policy, optimizer)
-        if self.record is None:
+        if not self.record:
             return
         state = {"step": version, **self.feed.state(), **self.record.state()}
         with whole_folder(self.folder / "checkpoints" / f"step-{version:06d}") as checkpoint:
@@ -313,7 +315,8 @@ class Run:
         except Exception as error:
             self.error = self._in_a_sentence(error)
             if not self.error:
-                give_way_to_a_dead_rank()
+                if dist.is_initialized():
+                    time.sleep(2.0)  # if another rank has died, this process ends meanwhile
                 raise RuntimeError(f"the run has failed, as said above{self.hint()}") from error
         finally:
             self.feed.close()
@@ -348,12 +351,13 @@ class Run:
             return 1
         if not self.stop.asked():
             return 0
-        name = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}[self.stop.number]
-        how = "at once" if self.stopped_at_once else f"by {name}"
+        how = "by Ctrl-C" if self.stop.number == signal.SIGINT else "by SIGTERM"
+        if self.stopped_at_once:
+            how = "at once"
         print(f"\nstopped {how}{self.hint()}", file=sys.stderr)
         return 128 + self.stop.number
 
-    def leave_results(self, write_page: Callable[[Path], Path]) -> None:
+    def leave_results(self, write_page: Callable) -> None:
         """Leave model/, curve.png and the page of rollouts, and print the end; nothing without a
         validation."""
         record = self.record

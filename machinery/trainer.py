@@ -69,7 +69,7 @@ def make_policy(settings: Settings, model: PreTrainedModel, device: torch.device
             part.forward = functools.partial(checkpoint, part.forward, use_reentrant=False)
     policy = Policy(model, device)
     if dist.is_initialized():
-        shard(policy, device.type, trunk_dtype(settings, str(device)), settings.offload)
+        shard(policy, settings)
     else:
         model.to(device)
     return policy
@@ -81,18 +81,20 @@ def parts_of(model: PreTrainedModel) -> Iterator[Module]:
         yield from child if isinstance(child, ModuleList) else [child]
 
 
-def shard(policy: Policy, device_type: str, dtype: torch.dtype, offload: bool) -> None:
-    """FSDP2 over all ranks, also if there is only one. A part of the trunk is gathered in `dtype`
+def shard(policy: Policy, settings: Settings) -> None:
+    """FSDP2 over all ranks, also if there is only one. A part of the trunk is gathered in its dtype
     when it is called, and freed after that; gradients are summed in fp32. The head, and an
     embedding tied to it, stay in fp32.
 
-    offload: the shards, their gradients and so the moments wait in the CPU's memory. A part is
-    copied to the device when it is gathered, and the optimizer steps on the CPU."""
-    mesh = init_device_mesh(device_type, (dist.get_world_size(),))
-    cast_to = None if dtype == torch.float32 else dtype
-    precision = MixedPrecisionPolicy(param_dtype=cast_to, reduce_dtype=torch.float32)
-    # Pinned memory is for copies to a GPU.
-    waiting = CPUOffloadPolicy(pin_memory=device_type == "cuda") if offload else OffloadPolicy()
+    With --offload the shards, their gradients and so the moments wait in the CPU's memory. A part
+    is copied to the device when it is gathered, and the optimizer steps on the CPU."""
+    kind = policy.device.type
+    mesh = init_device_mesh(kind, (dist.get_world_size(),))
+    dtype = trunk_dtype(settings, kind)
+    precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    waiting = OffloadPolicy()
+    if settings.offload:
+        waiting = CPUOffloadPolicy(pin_memory=kind == "cuda")  # for copies to a GPU
     head = policy.model.get_output_embeddings().weight
     for part in parts_of(policy.model):
         parameters = list(part.parameters())
@@ -108,9 +110,7 @@ LEFT_FOR_GENERATOR = 0.4  # of a GPU that a trainer shares with it
 
 
 def policy_that_fits(
-    start: Start,
-    device: torch.device,
-    make_optimizer: Callable[[Settings, Policy], torch.optim.Optimizer],
+    start: Start, device: torch.device, make_optimizer: Callable
 ) -> tuple[Settings, Policy, torch.optim.Optimizer]:
     """The settings with those of `choices` that fit first, the policy, and its optimizer, which has
     made no step. On a CPU nothing is tried.
@@ -194,18 +194,14 @@ def try_largest_step(
 
 
 @torch.no_grad()
-def numerics_mismatch(
-    policy: Policy, rollouts: list[Rollout], settings: Settings
-) -> dict[str, float]:
+def numerics_mismatch(policy: Policy, rollouts: list[Rollout], settings: Settings) -> dict:
     """Mean and maximum of |log pi_train - log pi_gen| over the sampled tokens of these rollouts, in
     nats. The present parameters sampled all of them, so pi_train and pi_gen are the same policy,
     and the difference is numerics alone (sec. 3.2, fp32 logits). Every rank calls this with the
     same rollouts, computes its share of them, and gets the figures of all."""
-    differences = []
-    rank, ranks = rank_and_ranks()
-    rows, tokens = list(range(len(rollouts))), settings.tokens_per_micro_batch
-    share = settings.share_prompts
-    for m in micro_batches(rollouts, rows, tokens, policy.device, rank, ranks, share):
+    differences, rows = [], list(range(len(rollouts)))
+    tokens, share = settings.tokens_per_micro_batch, settings.share_prompts
+    for m in micro_batches(rollouts, rows, tokens, policy.device, *rank_and_ranks(), share):
         logprobs_BT, _ = policy(m, settings.recipe.fp32_logits)
         differences.append((logprobs_BT - m.generator_logprobs_BT)[m.sampled_BT].abs().cpu())
     if isinstance(policy, FSDPModule):
@@ -225,9 +221,7 @@ def gathered(tensor: Tensor) -> Tensor:
 # --- to and from a checkpoint ---------------------------------------------------------------------
 
 
-def gather(
-    policy: Policy, optimizer: torch.optim.Optimizer
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def gather(policy: Policy, optimizer: torch.optim.Optimizer) -> tuple[dict, dict]:
     """All parameters, by name, and all moments of the optimizer, by NUMBER/MOMENT with the number
     that the optimizer gives a parameter; on the CPU. Every rank calls this; rank 0 gets the
     tensors, and the others get None in their places."""

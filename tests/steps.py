@@ -132,7 +132,7 @@ def train_rank(
         feed = GivenGroups(chosen, batches, parameters, name)
         folder.mkdir(parents=True, exist_ok=True)
         record = Record(chosen, folder, Compute(1, 1000, 10), feed)
-        run = Run(start, feed, record, Stop(), None)
+        run = Run(start, record, Stop(), None)
     train.train(rank, start, run)
     return run
 

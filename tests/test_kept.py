@@ -15,17 +15,12 @@ from core.rollouts import Batch
 from data.verify import Verdict
 from machinery import kept
 from machinery.folder import json_lines
-from machinery.kept import (
-    KeptRollouts,
-    kept_rows,
-    token_texts,
-)
+from machinery.kept import KeptRollouts, kept_rows, token_texts
 
 
-def lines_of(folder, kind=None):
-    """The lines of rollouts.jsonl, by default of every kind."""
-    found = json_lines(folder / "rollouts.jsonl")
-    return [line for line in found if kind in (None, line["kind"])]
+def lines_of(folder, kind):
+    """The lines of this kind in rollouts.jsonl."""
+    return [line for line in json_lines(folder / "rollouts.jsonl") if line["kind"] == kind]
 
 
 def spread(runs):
@@ -72,50 +67,55 @@ def groups_of_every_fate():
 FATES = [["trained"] * 3 + ["truncated"], ["trained"] * 3 + ["no verdict"], ["zero variance"] * 4]
 
 
+def policy_of(model, rollout):
+    """The distribution of each token of a completion, from a plain forward; and its tokens."""
+    prompt = rollout.request.prompt_ids
+    ids = torch.tensor([prompt + rollout.tokens.tolist()])
+    logits_TV = model(input_ids=ids).logits[0, len(prompt) - 1 : -1].detach()
+    return torch.distributions.Categorical(logits=logits_TV), ids[0, len(prompt) :]
+
+
 def test_what_is_kept_and_logged_is_how_it_was_sampled_what_it_was_worth_and_what_became_of_it(
     models, tmp_path
 ):
-    """Of groups, completions and tokens; by a plain forward of the model, one at a time."""
-    groups, model, chosen = groups_of_every_fate(), load_model(models["llama"]), settings()
+    """Of groups, completions and tokens, by the model's forward over one completion at a time. The
+    same problems are kept at both validations."""
+    groups, model = groups_of_every_fate(), load_model(models["llama"])
+    chosen = settings(rollouts_kept=3, validation_every=1)
     batch = Batch(groups, FIRST)
     parts = batch.scores_PG, batch.lengths_PG, batch.usable_PG
     worth = loss.worth(chosen.recipe, *parts, chosen.thinking_budget[1], chosen.answer_budget)
-    train_on(settings(rollouts_kept=3), models["llama"], [groups], tmp_path)
-    kept_lines, of_tokens = lines_of(tmp_path, "group"), []
+    train_on(chosen, models["llama"], [groups], tmp_path)
+    kept_lines, counted = lines_of(tmp_path, "group"), []
     found = [(line["step"], line["group"], line["retired"]) for line in kept_lines]
     assert found == [(FIRST + 1, 0, False), (FIRST + 1, 1, False), (FIRST + 1, 2, True)]
     assert [line["answer"] for line in kept_lines] == ["1", "2", "1" * 2000]
     assert [[each["became"] for each in line["completions"]] for line in kept_lines] == FATES
     for p, (line, group) in enumerate(zip(kept_lines, groups)):
-        prompt = group.requests[0].prompt_ids
-        assert (line["prompt_ids"], line["pass_rate"]) == (prompt, group.pass_rate)
+        assert line["prompt_ids"] == group.requests[0].prompt_ids
+        assert line["pass_rate"] == group.pass_rate
         for i, (completion, (r, verdict)) in enumerate(zip(line["completions"], group.judged())):
-            assert completion["ids"] == r.tokens.tolist()
-            assert spread(completion["sampled"]) == r.sampled.tolist()
-            assert spread(completion["versions"]) == r.versions.tolist()
-            assert completion["score"] == verdict.score
             assert verdict.failure in (None, completion["verdict"])
-            expected = {"generator_logprobs": r.logprobs}
+            assert ("entropies" in completion) == worth.counted_PG[p, i]
+            of_tokens = {"generator_logprobs": r.logprobs}
             if worth.counted_PG[p, i]:
-                ids = torch.tensor([prompt + completion["ids"]])
-                with torch.no_grad():
-                    logprobs = model(input_ids=ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
-                expected["trainer_logprobs"] = logprobs.gather(-1, ids[0, len(prompt) :, None])[
-                    :, 0
-                ]
-                expected["entropies"] = -(logprobs.exp() * logprobs).sum(-1)
-                columns = FIRST - r.versions, expected["trainer_logprobs"] - r.logprobs
-                of_tokens += zip(*(column[r.sampled] for column in columns))
-            assert {"trainer_logprobs", "entropies"} & {*completion} <= {*expected}
+                policy, tokens_T = policy_of(model, r)
+                log_pi_T = policy.log_prob(tokens_T)
+                of_tokens |= {"trainer_logprobs": log_pi_T, "entropies": policy.entropy()}
+                ages_T, log_rho_T = FIRST - r.versions, log_pi_T - r.logprobs
+                counted += zip(ages_T[r.sampled], log_rho_T[r.sampled])
+            expected = {"ids": r.tokens, "score": verdict.score}
+            for name, values in of_tokens.items():
+                expected[name] = np.where(r.sampled, values, np.nan)
+            for name in ("reward", "advantage", "weight"):
+                expected[name] = getattr(worth, f"{name}s_PG")[p, i]
+            for name in ("sampled", "versions"):
+                expected[name], completion[name] = getattr(r, name), spread(completion[name])
             for name, values in expected.items():
                 found = np.array(completion[name], float)  # None becomes NaN
-                wanted = np.where(r.sampled, values, np.nan)
-                np.testing.assert_allclose(found, wanted, atol=1e-4)
-            for name in ("reward", "advantage", "weight"):
-                value = getattr(worth, f"{name}s_PG")[p, i].item()
-                assert completion[name] == pytest.approx(value, rel=1e-5)
+                np.testing.assert_allclose(found, values, rtol=1e-3, atol=1e-5)
 
-    ages, log_rho = np.array(of_tokens).T
+    ages, log_rho = np.array(counted).T
     rho = np.exp(log_rho)
     expected = {
         "groups_counted": 2,
@@ -132,31 +132,16 @@ def test_what_is_kept_and_logged_is_how_it_was_sampled_what_it_was_worth_and_wha
     assert {name: line[name] for name in expected} == pytest.approx(expected, rel=1e-3)
     assert {name for name in line if "age_" in name} <= {*expected}
 
-
-def test_validations_keep_the_same_problems_and_times_every_step(models, tmp_path):
-    chosen = settings(steps=2, validation_every=1, rollouts_kept=2)
-    train_on(chosen, models["llama"], [batch_of_groups(), batch_of_groups(1)], tmp_path / "two")
-    validations = lines_of(tmp_path / "two", "validation")
+    validations = lines_of(tmp_path, "validation")
     found = [(line["step"], line["group"]) for line in validations]
-    assert found == [(FIRST + step, problem) for step in (0, 1, 2) for problem in (0, 1, 2)]
+    assert found == [(FIRST + step, problem) for step in (0, 1) for problem in (0, 1, 2)]
     assert not any("reward" in each for line in validations for each in line["completions"])
-    times = lines_of(tmp_path / "two", "times")
-    assert [line["step"] for line in times] == [FIRST + 1, FIRST + 2]
-    assert all(0 <= line["waited"][0] <= line["waited"][1] for line in times)
-    kept_rollouts = writer(tmp_path)
-    kept_rollouts.run_began = 0.5
-    kept_rollouts.add_times(3, (1.0, 2.0), [(0, 1.0, 2.0, None), (0, 2.0, 3.0, 7)])
-    (line,) = lines_of(tmp_path)
-    assert (line["step"], line["waited"]) == (3, [0.5, 1.5])
-    assert line["generators"] == [[0, 0.5, 1.5, None], [0, 1.5, 2.5, 7]]
-
-    none = dataclasses.replace(chosen, rollouts_kept=0)
-    train_on(none, models["llama"], [batch_of_groups(), batch_of_groups(1)], tmp_path / "none")
-    assert not (tmp_path / "none" / "rollouts.jsonl").exists()
+    (times,) = lines_of(tmp_path, "times")
+    assert times["step"] == FIRST + 1 and 0 <= times["waited"][0] <= times["waited"][1]
 
 
-def test_which_steps_and_groups_are_kept():
-    chosen = dataclasses.replace(settings(), steps=160, rollouts_kept=3, completions_per_prompt=2)
+def test_about_forty_steps_are_kept_of_each_the_oldest_and_the_newest_groups():
+    chosen = settings(110, rollouts_kept=3, completions_per_prompt=2)  # 160 steps
     groups = [None] * 32
     assert [step for step in range(1, 17) if kept_rows(chosen, step, groups)] == [4, 8, 12, 16]
     assert kept_rows(chosen, 4, groups) == {0, 1, 30, 31, 62, 63}
@@ -168,37 +153,43 @@ def test_which_steps_and_groups_are_kept():
 # --- the file -------------------------------------------------------------------------------------
 
 
-def writer(folder):
-    """A writer whose lines have the length of a prompt and a hundred bytes more."""
-    chosen = dataclasses.replace(settings(), rollouts_kept=1)
-    kept_rollouts = KeptRollouts(folder, chosen, None, [SimpleNamespace(name="one")])
+@pytest.fixture
+def writer(tmp_path, monkeypatch):
+    """Makes a writer of which each line of a group has the length of its prompt and a hundred bytes
+    more."""
 
-    def line(kind, step, group):
-        length = len(group.problem.prompt)
-        return {"kind": kind, "step": step, "length": length, "text": "x" * 100}
+    def line(_, kind, step, group):
+        return {"kind": kind, "step": step, "length": len(group.problem.prompt), "text": "x" * 100}
 
-    kept_rollouts._line = line
-    return kept_rollouts
-
-
-def of_problem(prompt):
-    """A group of a problem with this prompt."""
-    return SimpleNamespace(source=0, problem=SimpleNamespace(prompt=prompt))
+    monkeypatch.setattr(KeptRollouts, "_line", line)
+    prompts = SimpleNamespace(sources=["one"])
+    return lambda: KeptRollouts(tmp_path, settings(rollouts_kept=1), prompts, 0.5)
 
 
-def test_of_a_validation_six_problems_are_kept_from_the_shortest_to_the_longest(tmp_path):
+def of_problem(length):
+    """A group of a problem with a prompt of this length."""
+    return SimpleNamespace(source=0, problem=SimpleNamespace(prompt="?" * length))
+
+
+def test_times_count_from_the_beginning_of_the_run(writer, tmp_path):
+    writer().add_times(3, (1.0, 2.0), [(0, 1.0, 2.0, None), (0, 2.0, 3.0, 7)])
+    (line,) = lines_of(tmp_path, "times")
+    assert (line["step"], line["waited"]) == (3, [0.5, 1.5])
+    assert line["generators"] == [[0, 0.5, 1.5, None], [0, 1.5, 2.5, 7]]
+
+
+def test_of_a_validation_six_problems_are_kept_from_the_shortest_to_the_longest(writer, tmp_path):
     lengths = [*range(40, 20, -1), *range(20)]
-    writer(tmp_path).add_validation(0, [of_problem("?" * length) for length in lengths])
-    assert [line["length"] for line in lines_of(tmp_path)] == [0, 7, 15, 24, 32, 40]
+    writer().add_validation(0, [*map(of_problem, lengths)])
+    kept_lengths = [line["length"] for line in lines_of(tmp_path, "validation")]
+    assert kept_lengths == [0, 7, 15, 24, 32, 40]
 
 
-def test_a_file_that_is_full_gets_no_more_and_says_so(tmp_path, monkeypatch, capsys):
+def test_a_file_that_is_full_gets_no_more_and_says_so(writer, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(screen, "_warned", set())
     monkeypatch.setattr(kept, "MOST_BYTES", 1000)
-    for first in (0, 20):  # the second goes on after a resumption
-        kept_rollouts = writer(tmp_path)
-        for step in range(first, first + 20):
-            kept_rollouts.add_validation(step, [of_problem("?")])
-    steps = [line["step"] for line in lines_of(tmp_path)]
+    for step in range(40):  # as if each were after a resumption
+        writer().add_validation(step, [of_problem(1)])
+    steps = [line["step"] for line in lines_of(tmp_path, "validation")]
     assert steps == [*range(len(steps))] and 4 < len(steps) < 20
     assert capsys.readouterr().err.count(f"full: from step {len(steps)} on it gets nothing") == 1

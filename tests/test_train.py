@@ -3,29 +3,24 @@ same again."""
 
 import json
 import re
-import shutil
 
 import pytest
 import torch
 import transformers
 from conftest import save_random
 from faults import ROOT, RealRun, apply, check_log, log, nothing_left, project
-from steps import run_train
 
 from core.model import load_model
 from core.settings import parse
-from curve.flags import run_command
-from docs.make_base import make_tokenizer
+from docs.make_base import BASE_MODEL, make_tokenizer
 from machinery.folder import checkpoints
 from machinery.run import open_run
 
-CPU = torch.device("cpu")
 
-
-def run(folder, *flags, expect=0, name="run"):
-    """A small run in this folder that ends with this status; its folder and what it printed."""
+def run(folder, *flags, name="run"):
+    """A small run in this folder that ends well; its folder and what it printed."""
     done = RealRun(folder, "--train-prompts", "40", *flags, name=name)
-    assert done.end() == expect, done.text()[-3000:]
+    done.end_well()
     return done.folder, done.text()
 
 
@@ -59,18 +54,16 @@ def test_a_whole_short_run(tmp_path):
         of_any_age = re.sub(r"(age_)\d+$", r"\g<1>0", key)
         assert f"`{of_any_age}`" in explained, key
     end = log(folder)[-1]
-    assert end.pop("wall_seconds") > 0
-    assert end == {"kind": "end", "step": 8, "reason": "All steps are made"}
+    assert (end["kind"], end["step"], end["reason"]) == ("end", 8, "All steps are made")
     config = json.loads((folder / "config.json").read_text())
     assert config["recipe"]["asynchrony"] == "pipeline-2"
     assert config["versions"]["torch"] == torch.__version__
     assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
-    assert "devices: generators cpu with 32 slots, cpu with 32 slots; trainers cpu" in printed
-    for text in ("pass rate   0.", "forecast at", "compute  ", "files  ", "next  "):
+    devices = "devices: generators cpu with 32 slots, cpu with 32 slots; trainers cpu"
+    for text in (devices, "pass rate   0.", "forecast at", "compute  ", "files  ", "next  "):
         assert text in printed
-    trained = load_model(str(folder / "model"))
-    base = load_model(str(ROOT / "data" / "arithmetic_base"))
-    assert any(not torch.equal(a, b) for a, b in zip(trained.parameters(), base.parameters()))
+    base, trained = (load_model(str(each)).parameters() for each in (BASE_MODEL, folder / "model"))
+    assert not all(map(torch.equal, base, trained))
     assert not list(folder.rglob("*.partial"))
     assert "warning" not in printed.lower() and "Loading weights" not in printed
     assert nothing_left()
@@ -78,44 +71,33 @@ def test_a_whole_short_run(tmp_path):
 
 # --- each kind of asynchrony ----------------------------------------------------------------------
 
-SYNCHRONOUS = ["--steps", "8", "--validation-every", "2", "--train-prompts", "20"]
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    """A synchronous run that nothing has disturbed. `python /path/train.py` finds the model beside
-    the script, and makes runs/ where the user stands."""
-    here = tmp_path_factory.mktemp("alone")
-    folder, _ = run(here, *SYNCHRONOUS, "--asynchrony", "ppo-1", name="alone")
-    assert [path.name for path in here.iterdir() if path.is_dir()] == ["runs"]
-    check_log(folder, steps=8, validation_every=2)
-    steps = log(folder, "train")
-    assert all(line["off_policyness_max"] == 0 for line in steps)
-    assert all(abs(line["ratio_max"] - 1) < 1e-3 for line in steps if line["ratio_max"])
-    assert len({line["loss"] for line in steps}) > 4 and steps[-1]["epoch"] >= 1
-    return folder
-
 
 @pytest.mark.slow
-def test_a_finished_run_goes_further_with_any_number_of_ranks(alone, tmp_path):
-    """Begun with two, gone on with one: the losses of a synchronous run that had one all along."""
-    flags = ["--asynchrony", "ppo-1", "--steps", "5", "--trainers", "2", "--threads", "1"]
-    two = RealRun(tmp_path, *SYNCHRONOUS[2:], *flags)
-    two.end_well()
-    assert "trainers cpu, cpu" in two.text() and "Loading weights" not in two.text()
+def test_a_finished_run_goes_further_with_any_number_of_ranks(tmp_path):
+    """Begun with two, gone on with one: the losses of a synchronous run that had one all along.
+    `python /path/train.py` finds the model beside the script, and makes runs/ where the user
+    stands."""
+    flags = "--validation-every 2 --train-prompts 20 --asynchrony ppo-1 --steps".split()
+    alone, _ = run(tmp_path, *flags, "8", name="alone")
+    two, printed = run(tmp_path, *flags, "5", "--trainers", "2", "--threads", "1")
+    assert "trainers cpu, cpu" in printed and "Loading weights" not in printed
     RealRun(tmp_path, "--resume", "runs/run", "--steps", "8", "--trainers", "1").end_well()
-    assert [line["step"] for line in log(two.folder, "train")] == list(range(1, 9))
-    validated = [line["step"] for line in log(two.folder, "validation")]
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["runs"]
+    check_log(alone, steps=8, validation_every=2)
+    steps, validated = log(alone, "train"), [line["step"] for line in log(two, "validation")]
+    assert len({line["loss"] for line in steps}) > 4 and steps[-1]["epoch"] >= 1
     assert validated == [0, 2, 4, 5, 6, 8]  # 5 was an end
-    for ours, theirs in zip(log(two.folder, "train"), log(alone, "train")):
+    for ours, theirs in zip(log(two, "train"), steps, strict=True):
+        assert ours["step"] == theirs["step"] and theirs["off_policyness_max"] == 0
+        assert theirs["ratio_max"] in (None, pytest.approx(1, abs=1e-3))
         # Later a last digit has changed a sampled token here and there.
         bound = 1e-3 if ours["step"] <= 3 else 0.1
         for name in ("loss", "gradient_norm", "pass_rate"):
             expected = pytest.approx(theirs[name], rel=bound, abs=1e-4)
             assert ours[name] == expected, (ours["step"], name)
-    hours = [line["compute_device_hours"] for line in log(two.folder) if line["kind"] != "end"]
+    hours = [line["compute_device_hours"] for line in log(two) if line["kind"] != "end"]
     assert hours == sorted(hours)
-    load_model(str(two.folder / "model"))
+    load_model(str(two / "model"))
     assert nothing_left()
 
 
@@ -204,17 +186,3 @@ def test_a_chat_model_trains_on_mathematics_and_programs_together(
     state = json.loads((checkpoints(folder)[-1] / "state.json").read_text())
     assert state["handed_out"] == [9, 3]
     load_model(str(folder / "model"))
-
-
-def test_a_template_that_drops_the_prompt_is_refused(tmp_path, chat_models, capsys, monkeypatch):
-    shutil.copytree(chat_models["qwen3"], tmp_path / "model")
-    template = "<|im_start|>user\n<|im_end|>\n<|im_start|>assistant\n<think>\n"
-    (tmp_path / "model" / "chat_template.jinja").write_text(template)
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as refused:
-        run_command(run_train, ["--model", "model", "--prompt-budget", "64"])
-    error = capsys.readouterr().err
-    assert refused.value.code == 2
-    assert "its chat template drops the prompt" in error
-    assert error.count("\n") == 1
-    assert not (tmp_path / "runs").exists()
