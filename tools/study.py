@@ -28,11 +28,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import fit_curve
-import loss
 from core.screen import say
 from core.settings import (
     ROOT,
-    Settings,
     cpu_threads,
     parse,
     read_settings,
@@ -41,7 +39,7 @@ from core.settings import (
 )
 from curve.files import write_whole
 from curve.flags import flag, option, read_flags, run_command
-from machinery.folder import checkpoints, last_line, lock_folder, step_of
+from machinery.folder import checkpoint_of, last_line, lock_folder, step_of
 
 # --- which runs -----------------------------------------------------------------------------------
 
@@ -69,38 +67,15 @@ class Study:
 
 
 # The variants of each study by name, and what each changes: fields of Settings or of its Recipe.
-STUDIES = {
-    "loo": {"scalerl": {}}
-    | {f"without-{axis}": {"leave_out": axis} for axis in loss.Axis.__args__},
-    "recipes": {recipe: {"recipe": recipe} for recipe in loss.RECIPES},
-    "asynchrony": {
-        asynchrony: {"asynchrony": asynchrony}
-        for asynchrony in "pipeline-1 pipeline-4 pipeline-8 pipeline-16 ppo-1 ppo-8".split()
-    },
-    "losses": {"scalerl": {}, "tis": {"eps_max": 2.0}}
-    | {name: {"loss": name} for name in loss.LOSSES if name != "cispo"}
-    | {"norm-mean": {"advantage_norm": "mean"}, "mask-sequences": {"mask_sequences": True}},
-    # As many groups in all, and as many completions in a step, as the default run has.
-    "batch": {
-        f"prompts-{n}": {"prompts_per_step": n, "steps": 5120 // n, "validation_every": 256 // n}
-        for n in (8, 16, 32, 64, 128)
-    },
-    "groups": {
-        f"group-{n}": {"completions_per_prompt": n, "prompts_per_step": 512 // n}
-        for n in (4, 8, 16, 32)
-    },
-}
-
+# `batch` has as many groups in all, and `groups` as many completions in a step, as the default run.
+STUDIES = json.loads(Path(__file__).with_name("studies.json").read_text())
 OF_ONE_RUN = {"name", "seed", "resume", "from-step"}
-Runs = dict[Path, tuple[Settings, list[str]]]  # by folder: settings, and the flags that give them
 
 
 def read_study(study: str) -> dict[str, dict]:
     """The changes of each variant of a study, by name. ValueError if it is not a study."""
-    if study in STUDIES:
-        return STUDIES[study]
     try:
-        variants = json.loads(Path(study).read_text())
+        variants = STUDIES.get(study) or json.loads(Path(study).read_text())
         for name, changes in variants.items():
             if not re.fullmatch(r"[\w.+-]+", name) or not isinstance(changes, dict):
                 raise ValueError(f"{name!r} is no name of a folder, or names no fields")
@@ -124,20 +99,20 @@ def flags_for(changes: dict) -> list[str]:
     return arguments
 
 
-def runs_to_train(study: Study, common: list[str]) -> Runs:
-    """The runs of a study. common: flags of train.py for all runs. ValueError if a run is
-    impossible, or if its folder holds another run."""
+def runs_to_train(study: Study, common: list[str]) -> dict[Path, list[str]]:
+    """The flags of train.py for each run of a study, by its folder. common: flags for all runs.
+    ValueError if a run is impossible, or if its folder holds another run."""
     refuse_small_numbers(study)
     runs = {}
     for seed, (variant, changes) in itertools.product(study.seeds, read_study(study.study).items()):
         name = f"{study.place}/{variant}-seed{seed}"
         folder = Path("runs") / name
         own = flags_for(changes)
-        of_run = ["--keep-checkpoints", "1", "--rollouts-kept", "0", "--name", name]
-        arguments = [*of_run, "--seed", str(seed), *common, *own]
+        of_run = {"keep_checkpoints": 1, "rollouts_kept": 0, "name": name, "seed": seed}
+        arguments = flags_for(of_run) + common + own
         try:
             twice = fields_of(common) & fields_of(own)
-            for field in twice | OF_ONE_RUN & fields_of([*common, *own]):
+            for field in twice | OF_ONE_RUN & fields_of(common + own):
                 raise ValueError(f"the study sets --{field} itself: it is no flag for all runs")
             settings = parse(arguments)
             if (folder / "config.json").exists():
@@ -152,7 +127,7 @@ def runs_to_train(study: Study, common: list[str]) -> Runs:
             "steps": settings.steps,
             "stop_when_gain_below": settings.stop_when_gain_below,
         }
-        runs[folder] = settings, [*arguments, *flags_for(said)]
+        runs[folder] = arguments + flags_for(said)
     return runs
 
 
@@ -164,16 +139,16 @@ def fields_of(arguments: list[str]) -> set[str]:
 # --- training -------------------------------------------------------------------------------------
 
 
-def finished(folder: Path, settings: Settings) -> bool:
-    """Whether the run in this folder has ended, as these settings want it, and its last checkpoint
-    was written."""
+def finished(folder: Path, arguments: list[str]) -> bool:
+    """Whether the run in this folder has ended, as these flags want it, and its last checkpoint was
+    written."""
     end = last_line(folder)
-    newest = max(map(step_of, checkpoints(folder)), default=None)  # None: they were removed
-    if end.get("kind") != "end" or newest not in (None, end["step"]):
+    newest = checkpoint_of(folder, None)  # None: they were removed
+    if end.get("kind") != "end" or newest and step_of(newest) != end["step"]:
         return False
-    before = read_settings(folder)
+    before, now = read_settings(folder), parse(arguments)
     limits = before.steps, before.stop_when_gain_below
-    return limits == (settings.steps, settings.stop_when_gain_below)
+    return limits == (now.steps, now.stop_when_gain_below)
 
 
 def start_run(folder: Path, arguments: list[str]) -> subprocess.Popen:
@@ -192,26 +167,24 @@ def start_run(folder: Path, arguments: list[str]) -> subprocess.Popen:
         )
 
 
-def train_all(runs: Runs, jobs: int) -> int:
-    """Train all runs that are not finished, `jobs` at once. Returns how many failed.
+def train_all(runs: dict[Path, list[str]], jobs: int) -> bool:
+    """Train all runs that are not finished, `jobs` at once. Returns whether one failed.
     KeyboardInterrupt after Ctrl-C or SIGTERM, which stop the runs, each with a checkpoint."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
-    waiting = [folder for folder, (settings, _) in runs.items() if not finished(folder, settings)]
+    waiting = [folder for folder, arguments in runs.items() if not finished(folder, arguments)]
     running = {}  # the process of each run, by folder
-    failed = 0
+    failed = False
     try:
         while running or waiting:
             while waiting and len(running) < jobs:
                 folder = waiting.pop(0)
                 say(f"{folder} begins, {len(runs) - len(waiting)} of {len(runs)}")
-                running[folder] = start_run(folder, runs[folder][1])
+                running[folder] = start_run(folder, runs[folder])
             time.sleep(0.5)
-            for folder, run in [*running.items()]:
-                if run.poll() is None:
-                    continue
-                del running[folder]
-                if run.returncode:
-                    failed += 1
+            ended = [folder for folder, run in running.items() if run.poll() is not None]
+            for folder in ended:
+                if running.pop(folder).returncode:
+                    failed = True
                     *_, reason = Path(f"{folder}.txt").read_text().strip().split("\n")
                     say(f"error: {folder} failed: {reason} ({folder}.txt has all)")
     finally:
@@ -227,22 +200,21 @@ def train_all(runs: Runs, jobs: int) -> int:
 # --- the command ----------------------------------------------------------------------------------
 
 
-def make_tables(folder: Path, flags: list[str]) -> int:
+def make_tables(folder: str, *flags: str) -> None:
     """Fit and compare all runs of a study. What fit_curve prints of them is kept in tables.md, and
     its picture in compare.png, in its folder. flags: of fit_curve."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        plot = ["--plot", str(folder / "compare.png")]
-        status = fit_curve.main(["--compare", str(folder), *plot, *flags])
-    write_whole(folder / "tables.md", printed.getvalue())
+        fit_curve.main(["--compare", folder, "--plot", f"{folder}/compare.png", *flags])
+    write_whole(Path(folder, "tables.md"), printed.getvalue())
     print(printed.getvalue(), end="")
-    return status
 
 
-def main(arguments: list[str]) -> int:
-    """The command. Returns the exit status: 0, or 1 if a run failed."""
+def main(arguments: list[str]) -> bool:
+    """The command. Returns whether a run failed."""
     if arguments[:1] == ["tables"] and len(arguments) > 1:
-        return make_tables(Path(arguments[1]), arguments[2:])
+        make_tables(*arguments[1:])
+        return False
     study, common = read_flags(Study, arguments, description=__doc__, others=True)
     runs = runs_to_train(study, common)
     folder = Path("runs") / study.place
@@ -250,10 +222,10 @@ def main(arguments: list[str]) -> int:
     with lock_folder(folder):
         failed = train_all(runs, study.jobs)
     try:
-        make_tables(folder, [])
+        make_tables(str(folder))
     except ValueError as error:  # the runs have failed, or are too short
         say(f"no tables: {error}")
-    return 1 if failed else 0
+    return failed
 
 
 if __name__ == "__main__":
