@@ -7,10 +7,8 @@ The numbers come from the run's rollouts.jsonl (docs/log.md) and log.jsonl, and 
 functions of loss.py. tools/view.html is the page without them.
 """
 
-import base64
-import hashlib
 import json
-import re
+import secrets
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -42,11 +40,8 @@ def main(arguments: list[str]) -> int:
 
 def write_page(run: Path) -> Path:
     """Make rollouts.html of the run in this folder, and return its path. Errors as in `main`."""
-    template = TEMPLATE.read_text()
-    # Only the page's own script is allowed to run on it, whatever a completion holds.
-    script = re.search(r"<script>(.*?)</script>", template, re.S)[1]
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    page = template.replace("SHA256_OF_THE_SCRIPT", f"sha256-{digest}")
+    # Only the page's own script is allowed to run on it: no completion can know this number.
+    page = TEMPLATE.read_text().replace("NONCE_OF_THE_PAGE", secrets.token_hex())
     before, after = page.split("DATA_OF_THE_RUN")
     target = run / "rollouts.html"
     write_whole(target, before + as_json(read_run(run)) + after)
@@ -66,10 +61,11 @@ def read_run(run: Path) -> dict:
     groups = [line for line in lines if line["kind"] != "times"]
     completions = [each for line in groups for each in line["completions"]]
     for completion in completions:
-        add_terms(recipe, completion)
+        if completion.get("trainer_logprobs"):
+            add_terms(recipe, completion)
 
     # If the page would be too large, each line has the same share of its completions.
-    share = MOST_BYTES / max(1, len(as_json(groups)))
+    share = MOST_BYTES / len(as_json(groups))
     for line in groups:
         line["completions"] = line["completions"][: max(1, int(share * len(line["completions"])))]
     return {
@@ -88,13 +84,11 @@ def read_run(run: Path) -> dict:
 def add_terms(recipe: loss.Recipe, completion: dict) -> None:
     """Add the term of each token, and the places at which the clip decides, to a completion of
     rollouts.jsonl that was trained on."""
-    if not completion.get("trainer_logprobs"):
-        return
-    names = ("trainer_logprobs", "generator_logprobs")
-    logprobs_21T = torch.tensor(np.array([[completion[name]] for name in names], np.float32))
+    both = [[completion["trainer_logprobs"]], [completion["generator_logprobs"]]]
+    logprobs_21T = torch.tensor(np.array(both, np.float32))
     sampled_1T = logprobs_21T.isfinite().all(0)  # a null has become NaN
     advantages_1 = torch.tensor([completion["advantage"]])
-    inputs = (*logprobs_21T.nan_to_num(), sampled_1T, advantages_1)
+    inputs = *logprobs_21T.nan_to_num(), sampled_1T, advantages_1
     terms_1T, _, clipped_1T = loss.token_terms(recipe, *inputs)
     completion["terms"] = [six_digits(term) for term in terms_1T[0].tolist()]
     completion["clipped"] = clipped_1T[0].nonzero().flatten().tolist()
