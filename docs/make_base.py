@@ -27,10 +27,11 @@ from curve.flags import option, read_flags, run_command
 from data import Problem
 from data.tasks import arithmetic
 from data.tasks.arithmetic import MAX_DIGITS, draw, score
-from tools.imitate import Example, imitate
+from tools.imitate import NOT_LEARNED, Example, imitate
 
 BASE_MODEL = Path(__file__).parent.parent / "data" / "arithmetic_base"
 HIDDEN_SIZE = 64
+NOISY_STEPS = 500
 # one token, before </think>
 TIME_IS_UP = "Okay, time is up. Let me stop thinking and formulate a final answer now. "
 
@@ -69,12 +70,12 @@ def example(tokenizer, rng: random.Random, noisy: bool, max_digits: int = MAX_DI
         pieces += [(thinking[:end], True), (TIME_IS_UP + "</think>", False), (str(a + b), True)]
     else:
         pieces += [(thinking + "</think>" + answer, True)]
-    ids, learned = [], []
+    ids, labels = [], []
     for text, learn in [*pieces, (tokenizer.eos_token, True)]:
         piece = tokenizer(text).input_ids
         ids += piece
-        learned += [learn] * len(piece)
-    return ids, learned
+        labels += piece if learn else [NOT_LEARNED] * len(piece)
+    return ids, labels
 
 
 # --- the base model -------------------------------------------------------------------------------
@@ -160,56 +161,6 @@ def listed(rates: list[float]) -> str:
     return " ".join(f"{rate:.2f}" for rate in rates)
 
 
-def make_base(
-    out: Path,
-    seed: int = 0,
-    clean_steps: int = 2000,
-    noisy_steps: int = 500,
-    hidden_size: int = HIDDEN_SIZE,
-    max_digits: int = MAX_DIGITS,
-    any_pass_rate: bool = False,
-) -> list[float]:
-    """Train the base model and save it; returns its sampled pass rate for each number of digits.
-
-    ValueError, and nothing is saved, if it cannot add numbers of every length after the clean
-    phase, or if the noisy phase leaves RL too little or too much to do. With `any_pass_rate` such a
-    model is saved too.
-    """
-    torch.set_num_threads(1)  # one thread: deterministic, and as fast at this size
-    torch.manual_seed(seed)
-    rng = random.Random(f"warm start {seed}")
-    tokenizer = make_tokenizer()
-    model = make_model(tokenizer, hidden_size)
-
-    def batches() -> Iterator[list[Example]]:
-        for _ in range(clean_steps):
-            yield [example(tokenizer, rng, False, max_digits) for _ in range(32)]
-        rates = pass_rates(model, tokenizer, 200, seed, max_digits)
-        say(f"after the clean traces, by digits: {listed(rates)}")
-        least = min(rates)
-        if least < 0.4 and not any_pass_rate:
-            raise ValueError(
-                f"the model has not learned to add {1 + rates.index(least)} digits (pass rate "
-                f"{least:.2f} on clean traces, 0.40 needed): RL would depend on luck. Try another "
-                "--seed. Nothing was saved."
-            )
-        for _ in range(noisy_steps):
-            yield [example(tokenizer, rng, True, max_digits) for _ in range(32)]
-
-    learning_rate = 5e-3 * HIDDEN_SIZE / hidden_size  # about 1 / sqrt(parameters)
-    imitate(model, batches(), clean_steps + noisy_steps, learning_rate=learning_rate)
-    rates = pass_rates(model, tokenizer, 200, seed, max_digits)
-    mean = sum(rates) / len(rates)
-    say(f"after the noisy traces, by digits: {listed(rates)}; mean {mean:.3f}")
-    if not (0.10 <= mean <= 0.35 or any_pass_rate):
-        raise ValueError(
-            f"the base model's pass rate is {mean:.3f}, outside 0.10 to 0.35. Nothing was saved."
-        )
-    model.save_pretrained(out)
-    tokenizer.save_pretrained(out)
-    return rates
-
-
 @dataclass(frozen=True)
 class Command:
     """Make the base model of the arithmetic task again."""
@@ -227,9 +178,46 @@ class Command:
 
 
 def main(arguments: list[str]) -> int:
-    """The command. Returns 0; ValueError as `make_base`."""
+    """The command: train the base model and save it. Returns 0.
+
+    ValueError, and nothing is saved, if it cannot add numbers of every length after the clean
+    phase, or if the noisy phase leaves RL too little or too much to do. With `any_pass_rate` such a
+    model is saved too.
+    """
     command = read_flags(Command, arguments, description=__doc__)
-    make_base(**vars(command))
+    seed, max_digits = command.seed, command.max_digits
+    torch.set_num_threads(1)  # one thread: deterministic, and as fast at this size
+    torch.manual_seed(seed)
+    rng = random.Random(f"warm start {seed}")
+    tokenizer = make_tokenizer()
+    model = make_model(tokenizer, command.hidden_size)
+
+    def batches() -> Iterator[list[Example]]:
+        for _ in range(command.clean_steps):
+            yield [example(tokenizer, rng, False, max_digits) for _ in range(32)]
+        rates = pass_rates(model, tokenizer, 200, seed, max_digits)
+        say(f"after the clean traces, by digits: {listed(rates)}")
+        least = min(rates)
+        if least < 0.4 and not command.any_pass_rate:
+            raise ValueError(
+                f"the model has not learned to add {1 + rates.index(least)} digits (pass rate "
+                f"{least:.2f} on clean traces, 0.40 needed): RL would depend on luck. Try another "
+                "--seed. Nothing was saved."
+            )
+        for _ in range(NOISY_STEPS):
+            yield [example(tokenizer, rng, True, max_digits) for _ in range(32)]
+
+    learning_rate = 5e-3 * HIDDEN_SIZE / command.hidden_size  # about 1 / sqrt(parameters)
+    imitate(model, batches(), command.clean_steps + NOISY_STEPS, learning_rate)
+    rates = pass_rates(model, tokenizer, 200, seed, max_digits)
+    mean = sum(rates) / len(rates)
+    say(f"after the noisy traces, by digits: {listed(rates)}; mean {mean:.3f}")
+    if not (0.10 <= mean <= 0.35 or command.any_pass_rate):
+        raise ValueError(
+            f"the base model's pass rate is {mean:.3f}, outside 0.10 to 0.35. Nothing was saved."
+        )
+    model.save_pretrained(command.out)
+    tokenizer.save_pretrained(command.out)
     return 0
 
 

@@ -166,9 +166,8 @@ def one_batch():
 def code(function, start: str) -> str:
     """The line of this function of loss.py that starts so."""
     lines = [line.strip() for line in inspect.getsource(function).splitlines()]
-    found = [line for line in lines if line.startswith(start)]
-    assert len(found) == 1, f"{len(found)} lines of {function.__name__} start with {start!r}"
-    return f"[`{function.__name__}`](../loss.py): `{found[0]}`"
+    (found,) = [line for line in lines if line.startswith(start)]
+    return f"[`{function.__name__}`](../loss.py): `{found}`"
 
 
 def number(value: float, digits: int = 3) -> str:

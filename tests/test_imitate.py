@@ -60,40 +60,36 @@ def test_the_prompt_is_that_of_a_generator_and_the_solution_ends(
     tokenizer = load_tokenizer(chat_models["qwen3"])
     closed = "{% if not enable_thinking %}</think>{% endif %}"
     tokenizer.chat_template = tokenizer.chat_template.replace("<think>\n", f"<think>\n{closed}")
-    load_model(chat_models["qwen3"]).save_pretrained("model")
-    tokenizer.save_pretrained("model")
     learned_of = []
+    monkeypatch.setattr(imitate, "load_tokenizer", lambda _: tokenizer)
     monkeypatch.setattr(imitate, "imitate", lambda _, batches, *__: learned_of.extend(batches))
     rows = [{"problem": f"{i}+1?", "worked": f"{i}</think>{i + 1}", "answer": 1} for i in range(40)]
     Path("my.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    command = "--model model --data my.jsonl,solution=worked --out out --epochs 1".split()
-    flags = ["--instruction", "Be brief.", "--system", "You add.", "--no-thinking"]
-    assert imitate.main([*command, *flags]) == 0
-    possible = {
-        f"<|im_start|>system\nYou add.<|im_end|>\n<|im_start|>user\n{row['problem']}\n\nBe brief."
-        f"<|im_end|>\n<|im_start|>assistant\n<think>\n</think>{row['worked']}<|im_end|>"
-        for row in rows
-    }
-    examples = [example for batch in learned_of for example in batch]
+    command = f"--model {chat_models['qwen3']} --data my.jsonl,solution=worked --out out"
+    flags = ["--epochs=1", "--instruction=Be brief.", "--system=You add.", "--no-thinking"]
+    assert imitate.main([*command.split(), *flags]) == 0
+    prompt = (
+        "<|im_start|>system\nYou add.<|im_end|>\n<|im_start|>user\n{problem}\n\nBe brief."
+        "<|im_end|>\n<|im_start|>assistant\n<think>\n</think>"
+    )
+    possible = {(prompt.format(**row), f"{row['worked']}<|im_end|>") for row in rows}
+    examples = sum(learned_of, [])
     assert len(examples) > 30
-    for ids, learned in examples:
-        assert tokenizer.decode(ids) in possible
-        start = learned.index(True)
-        assert all(learned[start:]) and tokenizer.decode(ids[:start]).endswith("<think>\n</think>")
+    for ids, labels in examples:
+        start = labels.count(imitate.NOT_LEARNED)
+        assert labels[start:] == ids[start:]
+        assert (tokenizer.decode(ids[:start]), tokenizer.decode(ids[start:])) in possible
 
 
 def test_only_the_solution_counts_however_a_batch_is_padded(folder, monkeypatch):
-    ragged = [
-        ([1, 2, 3, 4, 5], [False, False, False, True, True]),
-        ([6, 7, 8], [False, True, True]),
-        ([9, 4], [False, True]),
-    ]
+    ids, labels = [[1, 2, 3, 4, 5], [6, 7, 8], [9, 4]], [[4, 5], [7, 8], [4]]
+    ragged = [(row, [-100] * (len(row) - len(end)) + end) for row, end in zip(ids, labels)]
     model, gradients = load_model(str(folder / "warm")), []
     weight = model.get_output_embeddings().weight
     expected = 0.0
-    for ids, learned in ragged:
-        logprobs = model(torch.tensor([ids])).logits[0].log_softmax(-1)
-        expected -= sum(logprobs[t - 1, ids[t]] for t in range(len(ids)) if learned[t]) / 5
+    for row, end in zip(ids, labels):
+        logprobs = model(torch.tensor([row])).logits[0].log_softmax(-1)
+        expected -= logprobs[-len(end) - 1 : -1, end].trace() / 5
     wanted = torch.autograd.grad(expected, weight)[0]
     clip = lambda *_: gradients.append(weight.grad.clone())
     monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", clip)
@@ -101,19 +97,13 @@ def test_only_the_solution_counts_however_a_batch_is_padded(folder, monkeypatch)
     torch.testing.assert_close(*gradients, wanted, rtol=1e-4, atol=1e-7)
 
 
-def test_what_cannot_be_is_one_sentence(folder, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("a.jsonl").write_text('{"problem": "1+1?", "worked": "2"}\n' * 3)
-    Path("numbers.jsonl").write_text('{"problem": "1+1?", "solution": 7}\n')
-    usual = {"model": folder / "random", "data": folder / "my.jsonl", "out": "out"}
-    for changed, message in (
-        ({"data": "a.jsonl"}, "no column solution holds .* are problem, worked: add"),
-        ({"data": "numbers.jsonl"}, "line 1: column 'solution' holds no text but 7"),
-        ({"out": "a.jsonl"}, "--out a.jsonl: name a folder that is not there yet"),
-        ({"model": "no/such/one"}, "--model no/such/one: it could not be loaded"),
-        ({"model": "", "data": ""}, "--data"),
+def test_records_without_solutions_and_a_folder_that_is_there_are_refused(folder, tmp_path):
+    records = tmp_path / "a.jsonl"
+    records.write_text('{"problem": "1+1?", "worked": "2"}\n' * 3)
+    for out, message in (
+        ("out", "no column solution holds .* are problem, worked: add"),
+        ("", f"--out {tmp_path}: name a folder that is not there yet"),
     ):
-        flags = [f"--{name}={value}" for name, value in (usual | changed).items()]
+        flags = f"--model {folder}/random --data {records} --out {tmp_path / out}"
         with pytest.raises(ValueError, match=message):
-            imitate.main(flags)
-    assert not Path("out").exists()
+            imitate.main(flags.split())

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
 from core.model import load_model, load_tokenizer, render
@@ -25,7 +26,8 @@ from core.settings import model_path
 from curve.flags import option, read_flags, run_command
 from data.load import load_data
 
-Example = tuple[list[int], list[bool]]  # ids of prompt and solution, and which are learned
+NOT_LEARNED = -100  # the label of a token that is context only, for transformers
+Example = tuple[list[int], list[int]]  # ids of prompt and solution, and their labels
 
 
 @dataclass(frozen=True)
@@ -60,21 +62,20 @@ def main(arguments: list[str]) -> int:
     tokenizer = load_tokenizer(path)
     model = load_model(path).to("cuda" if torch.cuda.is_available() else "cpu")
 
-    # What is learned of each record.
+    # The model learns the solution and its EOS.
     examples = []
     for problem in source.train:
         prompt = render(tokenizer, problem.prompt, command.thinking, command.system)
         solution = tokenizer(problem.answer, add_special_tokens=False).input_ids
         solution.append(tokenizer.eos_token_id)
-        examples.append((prompt + solution, [False] * len(prompt) + [True] * len(solution)))
+        examples.append((prompt + solution, [NOT_LEARNED] * len(prompt) + solution))
     say(f"After {tokenizer.decode(prompt)!r} the model learns {tokenizer.decode(solution)!r}")
 
     # Each epoch has an order of its own.
     batches = []
     for epoch in range(command.epochs):
         order = random.Random(epoch).sample(examples, len(examples))
-        starts = range(0, len(order), command.batch_size)
-        batches += [order[start : start + command.batch_size] for start in starts]
+        batches += DataLoader(order, command.batch_size, collate_fn=list)
     learning_rate = command.learning_rate or model.num_parameters() ** -0.5
     imitate(model, batches, len(batches), learning_rate)
     model.save_pretrained(command.out)
@@ -88,26 +89,21 @@ def imitate(
 ) -> None:
     """Train the model, a step on each of these batches, of which there are `steps`: AdamW on the
     mean cross entropy of the learned tokens. After a warm-up the learning rate falls to a tenth."""
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.01
-    )
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.01)
     warmup = min(50, steps // 10 + 1)
-    factor = lambda step: min((step + 1) / warmup, 1 - 0.9 * step / max(1, steps))
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
     progress = Progress("imitation", steps)
-    for step, batch in enumerate(batches, start=1):
-        ids_BT, learned_BT = (
-            pad_sequence([torch.tensor(row) for row in rows], batch_first=True).to(model.device)
-            for rows in zip(*batch)
-        )
-        labels_BT = ids_BT.masked_fill(~learned_BT, -100)  # which is ignored
-        loss = model(ids_BT, labels=labels_BT).loss
+    for step, batch in enumerate(batches):
+        factor = min((step + 1) / warmup, 1 - 0.9 * step / steps)
+        optimizer.param_groups[0]["lr"] = learning_rate * factor
+        rows = [torch.tensor(example).T for example in batch]
+        padded_BT2 = pad_sequence(rows, batch_first=True, padding_value=NOT_LEARNED)
+        ids_BT, labels_BT = padded_BT2.to(model.device).unbind(2)
+        loss = model(ids_BT.clamp(min=0), labels=labels_BT).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        schedule.step()
         optimizer.zero_grad()
-        progress.show(step, f"loss {loss.item():.3f}")
+        progress.show(step + 1, f"loss {loss.item():.3f}")
     progress.close()
 
 
