@@ -117,9 +117,7 @@ def main(arguments: list[str]) -> int:
     recipe = settings.recipe
     checkpoint = checkpoint_of(run, None)
     model = checkpoint / "model" if checkpoint else Path(model_path(settings.model)).resolve()
-    batches = 1
-    if recipe.asynchrony.startswith("ppo"):
-        batches += loss.most_off_policy(recipe.asynchrony)
+    kind, k = loss.parse_asynchrony(recipe.asynchrony)
     table = TABLE.format(recipe=recipe)
     script = SCRIPT.format(
         run=run,
@@ -128,7 +126,7 @@ def main(arguments: list[str]) -> int:
         settings=settings,
         recipe=recipe,
         table=table,
-        batches=batches,
+        batches=k if kind == "ppo" else 1,
         loss=loss_options(recipe),
         mask=loss.MASK_DELTA if recipe.mask_sequences else None,
     )

@@ -1,11 +1,12 @@
 """A run of ours goes on in TRL's GRPOTrainer, by TRL's public options and a reward function.
 tools/export.py writes the script that calls `make_trainer`."""
 
-import os
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from accelerate import PartialState
 from accelerate.utils import gather_object
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer, TrlParser
@@ -30,17 +31,16 @@ def reward_function(settings: Settings, model: str, problems: list[Problem]) -> 
     recipe = settings.recipe
     decoding = make_decoding(tokenizer, settings, recipe.length_control)
     budgets = settings.thinking_budget[1], settings.answer_budget
+    of_template = settings.thinking, settings.system
     verifiers = VerifierPool(*settings.verifier_limits)
 
     def reward(number, held_out, completion_ids, log_metric, **_) -> list[float]:
         """The lists have a value for each completion of this process."""
         asked = [problems[i] for i in number]
-        rollouts = []
-        for problem, ids in zip(asked, completion_ids):
-            prompt = render(tokenizer, problem.prompt, settings.thinking, settings.system)
-            rollouts.append(given_rollout(prompt, ids))
+        prompts = [render(tokenizer, each.prompt, *of_template) for each in asked]
+        rollouts = [*map(given_rollout, prompts, completion_ids)]
         texts = completion_texts(tokenizer, decoding, rollouts)
-        verdicts = dict(verifiers.judge([*zip(range(len(asked)), asked, texts)]))
+        verdicts = dict(verifiers.judge([*zip(itertools.count(), asked, texts)]))
         # Score, length, and whether it ended by itself and has a verdict.
         own = [
             (verdicts[i].score, len(ids), ids[-1] in decoding.eos and not verdicts[i].failure)
@@ -58,9 +58,9 @@ def reward_function(settings: Settings, model: str, problems: list[Problem]) -> 
         denominators_PG = lengths_PG.sum()
         if recipe.aggregation == "sample":
             denominators_PG = lengths_PG * lengths_PG.numel()
-        rewards = (worth.weights_PG * worth.advantages_PG * denominators_PG).flatten()
-        begin = int(os.environ.get("RANK", 0)) * len(own)
-        return rewards[begin : begin + len(own)].tolist()
+        rewards_PG = worth.weights_PG * worth.advantages_PG * denominators_PG
+        of_processes = rewards_PG.view(-1, len(own))
+        return of_processes[PartialState().process_index].tolist()
 
     return reward
 
