@@ -51,7 +51,7 @@ def conformed(monkeypatch, capsys):
 
 def test_the_file_is_what_the_script_makes():
     assert runpy.run_path(str(DOCS / "conformance" / "make_vectors.py"))["make"]() == TEXT
-    assert len(CASES) == TEXT.count("\n") + 1 and len(TEXT) < 300_000
+    assert len(CASES) == TEXT.count("\n") + 1
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if not name.startswith("norm")])
@@ -68,7 +68,7 @@ def test_loss_py_gives_the_vectors(name):
     weights = loss.token_weights(lengths, counted, case["aggregation"]).flatten()
 
     given = recipe, logp.requires_grad_(), gen, mask.bool(), advantages
-    terms, log_rho, clip = loss.token_terms(*given)
+    terms, _, clip = loss.token_terms(*given)
     value, _ = loss.policy_loss(*given, weights)
     (coefficient,) = torch.autograd.grad(terms.sum(), logp)
     (gradient,) = torch.autograd.grad(value, logp)
@@ -76,11 +76,6 @@ def test_loss_py_gives_the_vectors(name):
     found["weight"] = weights[:, None] * mask
     expected = {key: torch.tensor(each) for key, each in case["expected"].items()}
     torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-9, check_dtype=False)
-    # None is on an edge.
-    if case["loss"] == "gspo":
-        log_rho = loss.sequence_log_ratios(log_rho, mask)
-    for bound in (case["low"], case["high"]):
-        assert (log_rho.exp() - bound).abs().min() > 1e-5
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith("norm")])
@@ -93,31 +88,29 @@ def test_loss_py_gives_the_norms(name):
     torch.testing.assert_close(found, torch.tensor(case["expected"]["advantages"]))
 
 
-def test_the_adapter_of_the_page_is_equal_in_all_cases_of_cispo(conformed):
-    status, verdicts = conformed(ADAPTER)
-    assert verdicts.pop("equal") == "24 of 24" and not status
-    assert {*verdicts.values()} == {"equal"} and len(verdicts) == 24
+# What stands in the adapter of the page, and what is put there; the cases; how many are equal; one
+# of them, and how what is said of it begins. A gradient of zeros is equal up to no factor. A cap of
+# 4 cuts ratios of 4.5 too. The last row has CISPO on the cases of DAPO.
+VERDICTS = """
+return value | return value | cispo | 24 of 24 | cispo token far cut | equal
+return value | return -3 * value | cispo | 0 of 24 | cispo token far cut | equal up to the factor -3
+return value | return 0 * value | cispo | 0 of 24 | cispo token far | differs at 72 of 72 numbers
+return value | return case["score"] | cispo | 0 of 24 | cispo token far | raised KeyError('score')
+return value | return case["logp_train"] | cispo | 0 of 24 | cispo token far | raised \
+RuntimeError('grad can be implicitly created only for scalar outputs')
+Recipe() | Recipe(eps_max=4.0) | cispo | 2 of 24 | cispo token far | differs at 14 of 72 numbers: \
+0 of 22 not trained, 10 of 10 decided by a clip, 4 of 18 others with rho > 1, 0 of 22 others
+Recipe() | Recipe() | dapo prompt | 1 of 5 | dapo prompt far | differs at 20 of 72 numbers: \
+0 of 22 not trained, 18 of 18 decided by a clip, 2 of 15 others with rho > 1, 0 of 17 others
+"""
 
 
-def test_conform_names_the_factor(conformed):
-    status, verdicts = conformed(ADAPTER.replace("return value", "return -3 * value"))
-    assert status and verdicts.pop("equal") == "0 of 24"
-    assert {*verdicts.values()} == {"equal up to the factor -3"}
-    # A gradient of zeros is equal up to no factor.
-    _, verdicts = conformed(ADAPTER.replace("return value", "return 0 * value"))
-    assert verdicts["cispo token far"].startswith("differs at")
-
-
-def test_conform_counts_the_kinds_of_tokens_that_differ(conformed):
-    _, verdicts = conformed(ADAPTER.replace("Recipe()", "Recipe(eps_max=4.0)"))
-    # Ratios of 4.5 are cut too.
-    kinds = "0 of 22 not trained, 10 of 10 decided by a clip, 4 of 18 others with rho > 1, 0 of 22 "
-    assert kinds in verdicts["cispo token far"]
-    # CISPO on the cases of DAPO.
-    _, verdicts = conformed(ADAPTER, "dapo prompt")
-    assert verdicts["dapo prompt near"] == "equal"
-    kinds = "18 of 18 decided by a clip, 2 of 15 others with rho > 1, 0 of 17 others with rho <= 1"
-    assert kinds in verdicts["dapo prompt far"]
+@pytest.mark.parametrize("row", VERDICTS.strip().split("\n"))
+def test_conform_says_what_differs(row, conformed):
+    old, new, cases, equal, case, said = row.split(" | ")
+    status, verdicts = conformed(ADAPTER.replace(old, new), cases)
+    assert status == (equal != "24 of 24") and verdicts["equal"] == equal
+    assert verdicts[case].startswith(said), verdicts[case]
 
 
 @pytest.mark.parametrize("mistake", MENDED)
@@ -135,13 +128,10 @@ def test_conform_finds_each_mistake_of_lesson_3_where_the_lesson_says(mistake, c
     assert not conformed(source.replace(mistake, MENDED[mistake]), "cispo token")[0]
 
 
-def test_conform_says_what_was_raised_and_goes_on(conformed):
+def test_conform_goes_on_after_an_error_and_compares_advantages(conformed):
     norm = "def cispo(case):\n    return 2 * case['scores'] - 2 * case['scores'].mean(1)[:, None]"
     status, verdicts = conformed(norm, "")
-    assert status and verdicts.pop("equal") == "2 of 52"
-    assert verdicts["cispo prompt far"] == "raised KeyError('scores')"
-    _, verdicts = conformed("def cispo(case):\n    return case['logp_train']", "cispo prompt far")
-    assert "only for scalar outputs" in verdicts["cispo prompt far"]
+    assert status and verdicts["equal"] == "2 of 52"
 
 
 @pytest.mark.parametrize("name", ["nowhere:cispo", "loss:nothing", "my adapter"])
