@@ -39,7 +39,7 @@ from typing import Literal
 
 from curve.comparison import compare_with_first, fit_together
 from curve.files import write_whole
-from curve.fit import FittedRun, fit_sigmoid
+from curve.fit import Variants, fit_series
 from curve.flags import option, read_flags, run_command
 from curve.logs import Reading, log_in, natural_order, read_log
 from curve.plots import plot_variants
@@ -103,7 +103,7 @@ def named_logs(options: Options) -> list[tuple[str, str | Path]]:
 
 def fit_logs(
     logs: Sequence[tuple[str, str | Path]], options: Options
-) -> tuple[dict[str, list[FittedRun]], list[str]]:
+) -> tuple[Variants, list[str]]:
     """The fitted runs of these logs, (variant, log) each, by variant; and the reasons why others
     cannot be fitted. A run whose variant is "" is a variant by itself."""
     how = (options.r0, options.fit_from, options.fit_to)
@@ -117,18 +117,18 @@ def fit_logs(
             unfit.append(str(error))
             continue
         for series in curves:
-            try:
-                fit = fit_sigmoid(series.x, series.y, *how, series.num_examples)
-            except ValueError as error:
-                unfit.append("; ".join([f"{path}: {series.y_name}: {error}", *series.notes[1:]]))
-                continue
             name = variant
             if variant and len(curves) > 1:  # the columns of a log are not seeds of each other
                 name = f"{variant}: {series.name}"
             if series.name in names:  # of another log
                 series = replace(series, name=f"{path}: {series.name}")
+            try:
+                fit = fit_series(series, *how)
+            except ValueError as error:
+                unfit.append("; ".join([f"{path}: {series.y_name}: {error}", *series.notes[1:]]))
+                continue
             names.add(series.name)
-            variants.setdefault(name or series.name, []).append((series, fit))
+            variants.setdefault(name or series.name, []).append(fit)
     return variants, unfit
 
 
@@ -154,19 +154,18 @@ def main(arguments: list[str]) -> int:
     variants, unfit = fit_logs(named_logs(options), options)
     if not variants:
         raise ValueError("; and ".join(unfit))
-    runs = [run for runs in variants.values() for run in runs]
-    reports = [report(*run, options.predict, options.reach) for run in runs]
+    fits = [fit for seeds in variants.values() for fit in seeds]
+    reports = [report(fit, options.predict, options.reach) for fit in fits]
     variants = {variant: fit_together(seeds) for variant, seeds in variants.items()}
     comparisons = compare_with_first(variants) if options.compare else []
     rows = variants_table(variants, comparisons, *options.predict[:1])
 
     # In words: the runs, or the table of the variants with the reasons for a single verdict.
     paragraphs = [
-        f"{series.name}\n{describe(series, fit, numbers)}"
-        for (series, fit), numbers in zip(runs, reports)
+        f"{fit.series.name}\n{describe(fit, numbers)}" for fit, numbers in zip(fits, reports)
     ]
     if options.compare:
-        paragraphs = [f"{caption(runs)}\n\n{markdown(rows)}"]
+        paragraphs = [f"{caption(fits)}\n\n{markdown(rows)}"]
     if len(comparisons) == 1:
         paragraphs.append(f"{' and '.join(comparisons[0].variants)}: {comparisons[0].sentence}")
     paragraphs += [f"left out, since it gives no curve: {reason}" for reason in unfit]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.special import stdtrit  # quantiles of Student's t; scipy.stats is slow to import
 
-from curve.fit import BOUND, LEAST_GAIN_MADE, MARGIN, NORMAL, Fit, FittedRun, with_interval
+from curve.fit import BOUND, LEAST_GAIN_MADE, MARGIN, NORMAL, Fit, Variants, with_interval
 
 # Standard deviations between seeds (docs/measured.md): of A, and of the logarithms of B and C_mid,
 # beside what the scatter of A does to them.
@@ -39,16 +39,16 @@ def standing(fits: list[Fit]) -> list[Fit]:
     return [fit for fit in fits if not fit.fell] or fits
 
 
-def fit_together(runs: list[FittedRun]) -> list[FittedRun]:
+def fit_together(seeds: list[Fit]) -> list[Fit]:
     """The seeds of a variant. If some that stand do not identify A, all that stand get one A. It is
     the A at which the sum of their squared errors is least; each has its own B, C_mid and R0. As
     for a single run, this A counts only if it is not on its bound, if its interval is narrower than
     the gain, and if enough of the gain is made (docs/measured.md). Otherwise the seeds come back as
     they are.
     """
-    fits = [fit for _, fit in runs if not fit.fell]
+    fits = [fit for fit in seeds if not fit.fell]
     if len(fits) < 2 or all(fit.identified for fit in fits):
-        return runs
+        return seeds
 
     # The squared error of all seeds with A held at one value, across all of their intervals.
     ends = [fit.interval["A"] for fit in fits]
@@ -58,26 +58,26 @@ def fit_together(runs: list[FittedRun]) -> list[FittedRun]:
     best = A[squares.argmin()]
     interval = A[squares <= squares.min() + excess][[0, -1]]
 
-    pooled = []
-    made = []
-    for series, fit in runs:
-        if not fit.fell:
-            _, log_B, log_mid, R0 = fit.held_at([best])[0][0]
-            fit = replace(
-                fit,
-                A=best,
-                B=np.exp(log_B),
-                C_mid=np.exp(log_mid),
-                R0=R0,
-                interval=fit.interval | {"A": interval},
-                identified=True,
-                together=True,
-            )
-            made.append(fit.gain_made)
-        pooled.append((series, fit))
+    together = [fit if fit.fell else with_A(fit, best, interval) for fit in seeds]
+    made = [fit.gain_made for fit in together if not fit.fell]
     gain = best - np.mean([fit.R0 for fit in fits])
     enough_made = np.mean(made) >= LEAST_GAIN_MADE and min(made) >= 0.5
-    return pooled if enough_made and np.ptp(interval) < gain and best < BOUND else runs
+    return together if enough_made and np.ptp(interval) < gain and best < BOUND else seeds
+
+
+def with_A(fit: Fit, A: float, interval: Sequence[float]) -> Fit:
+    """A seed with the A of all seeds and its interval."""
+    _, log_B, log_mid, R0 = fit.held_at([A])[0][0]
+    return replace(
+        fit,
+        A=A,
+        B=np.exp(log_B),
+        C_mid=np.exp(log_mid),
+        R0=R0,
+        interval=fit.interval | {"A": interval},
+        identified=True,
+        together=True,
+    )
 
 
 def mean_of(values: Sequence, interval: Sequence) -> tuple:
@@ -100,11 +100,11 @@ def asymptote_of(fits: list[Fit]) -> str:
     unknown = sum(not fit.identified for fit in counted)
     if len(counted) == 1 or first.together:
         text = first.asymptote
-    elif not unknown and not all(fit.on_bound for fit in counted):
+    elif not unknown and not all(fit.A > BOUND for fit in counted):
         mean = mean_of([fit.A for fit in counted], first.interval["A"])
         text = with_interval(*np.clip(mean, 0, 1))
     elif all(fit.comparable for fit in counted):
-        text = ", ".join(fit.bound if fit.on_bound else f"{fit.A:.3f}" for fit in counted)
+        text = ", ".join(fit.bound if fit.A > BOUND else f"{fit.A:.3f}" for fit in counted)
     else:
         text = f"not identified by {unknown} of {len(counted)} runs"
     fell = sum(fit.fell for fit in fits)
@@ -115,6 +115,7 @@ def asymptote_of(fits: list[Fit]) -> str:
 
 # --- 2. Differences of two variants ---------------------------------------------------------------
 
+Groups = Sequence[list[Fit]]  # the Fits of two variants
 Estimate = tuple[float, float, float]  # (value, low, high)
 Seeds = tuple[np.ndarray, np.ndarray]  # values (..., n) of the n seeds of a variant, their errors
 
@@ -128,8 +129,8 @@ def difference(first: Seeds, second: Seeds, scatter: float) -> tuple:
     for values, errors in (first, second):
         n = values.shape[-1]
         expected = scatter**2 + LEAST_VARIANCE + np.square(errors).mean(-1)
-        variance = variance + expected / n
-        seen = seen + n * values.var(-1) / expected
+        variance += expected / n
+        seen += n * values.var(-1) / expected
         numbers.append(n)
     weight = WEIGHT_BESIDE_THREE if min(numbers) >= 3 else DEFAULT_WEIGHT
     degrees = weight + sum(numbers) - 2
@@ -157,7 +158,7 @@ def asymptotes(fits: list[Fit], end: int) -> Seeds:
     if fits[0].together:
         fits = fits[:1]
     ends = np.array([fit.interval["A"][end] for fit in fits])
-    A = np.array([fit.A if fit.identified else fit.interval["A"][end] for fit in fits])
+    A = np.where([fit.identified for fit in fits], [fit.A for fit in fits], ends)
     return A, np.abs(A - ends) / NORMAL
 
 
@@ -169,14 +170,14 @@ def difference_at(C: float, first: list[Fit], second: list[Fit]) -> Estimate:
     later = C * np.exp(SCATTER_OF["C_mid"])
     for fits in (first, second):
         heights = np.array([fit.predict([C, later]) for fit in fits])
-        errors = np.array([np.ptp(fit.band(C)) for fit in fits]) / 2 / NORMAL
+        errors = np.ptp([fit.band(C) for fit in fits], axis=1) / 2 / NORMAL
         sides.append((heights[:, 0], errors))
         moved += [*np.diff(heights)]
     gap, half = difference(*sides, np.hypot(SCATTER_OF_A, np.mean(moved)))
     return gap, gap - half, gap + half
 
 
-def efficiency_between(groups: Sequence[list[Fit]], held: Sequence[tuple[float, float]]) -> dict:
+def efficiency_between(groups: Groups, held: Sequence[tuple[float, float]]) -> dict:
     """B and C_mid of two variants whose asymptotes are held at each of these pairs of values.
 
     "A": the first value. "B" and "C_mid": the geometric means over the seeds of each variant, at
@@ -243,14 +244,13 @@ class Comparison:
         return f"{self.verdict} ({self.numbers})" if self.numbers else self.verdict
 
 
-def compare_with_first(variants: dict[str, list[FittedRun]]) -> list[Comparison]:
+def compare_with_first(variants: Variants) -> list[Comparison]:
     """The comparison of each variant with the first, which is the second of its pair."""
-    fits = {variant: [fit for _, fit in runs] for variant, runs in variants.items()}
-    first, *others = fits
-    return [compare((other, first), (fits[other], fits[first])) for other in others]
+    first, *others = variants
+    return [compare((other, first), (variants[other], variants[first])) for other in others]
 
 
-def compare(variants: tuple[str, str], groups: Sequence[list[Fit]]) -> Comparison:
+def compare(variants: tuple[str, str], groups: Groups) -> Comparison:
     """The comparison of two variants: their names, and the list of Fits of each. `standing` Fits
     count."""
     groups = [standing(fits) for fits in groups]
@@ -284,7 +284,7 @@ def compare(variants: tuple[str, str], groups: Sequence[list[Fit]]) -> Compariso
     return Comparison(variants, kind, winner, verdict, numbers, known, efficiency)
 
 
-def decide(groups: Sequence[list[Fit]], ceilings: Estimate) -> tuple[str, int, dict | None]:
+def decide(groups: Groups, ceilings: Estimate) -> tuple[str, int, dict | None]:
     """What two variants show, each a list of the Fits that count: the kind of the verdict (a key of
     VERDICTS); 1 if it speaks for the first variant, -1 for the second, 0 for neither; and B and
     C_mid of both (`efficiency_between`) if the ceilings do not decide.
@@ -298,7 +298,7 @@ def decide(groups: Sequence[list[Fit]], ceilings: Estimate) -> tuple[str, int, d
     the most unequal ceilings that the data allows; otherwise the ceilings may make it.
     """
     gap, low, high = ceilings
-    higher = beyond(0, ceilings) if borne_out(gap, groups, lambda fit: fit.end) else 0
+    higher = surely_higher(ceilings, groups, lambda fit: fit.end)
     if higher and abs(gap) >= MARGIN:
         return "ceiling", higher, None
 
@@ -322,16 +322,16 @@ def decide(groups: Sequence[list[Fit]], ceilings: Estimate) -> tuple[str, int, d
     return kind, ahead, efficiency
 
 
-def decide_by_heights(groups: Sequence[list[Fit]], C: float) -> tuple[str, int, Estimate | None]:
+def decide_by_heights(groups: Groups, C: float) -> tuple[str, int, Estimate | None]:
     """As `decide`, if the data does not identify A of all runs: only their curves are compared, at
     compute C, the last that all runs have reached. No curve describes a run that fell. Returns the
     difference of their heights, too."""
     if not all(fit.describes(C) for fits in groups for fit in fits):
         return "unknown", 0, None
     gap = difference_at(C, *groups)
-    ahead = 0
-    if abs(gap[0]) >= MARGIN and borne_out(gap[0], groups, lambda fit: fit.points_at(C)):
-        ahead = beyond(0, gap)
+    ahead = surely_higher(gap, groups, lambda fit: fit.points_at(C))
+    if abs(gap[0]) < MARGIN:
+        ahead = 0
     return "same compute" if ahead else "unknown", ahead, gap
 
 
@@ -347,12 +347,13 @@ def leads(efficiency: dict) -> tuple[int, int]:
     return beyond(1, efficiency["B_ratio"]), -beyond(1, efficiency["C_mid_ratio"])
 
 
-def borne_out(gap: float, groups: Sequence[list[Fit]], seen: Callable[[Fit], float]) -> bool:
-    """Whether the points bear out that the fits of two variants differ by this gap. They do if
-    what is seen of the runs differs by half of it or more, in the same direction. Ends of flat
-    curves do, unless a fit misses the end of its run."""
+def surely_higher(gap: Estimate, groups: Groups, seen: Callable[[Fit], float]) -> int:
+    """`beyond` 0 of the gap between the fits of two variants, but 0 if the points do not bear it
+    out. They do if what is seen of the runs differs by half of it or more, in the same direction.
+    Ends of flat curves do, unless a fit misses the end of its run."""
     first, second = (np.mean([seen(fit) for fit in fits]) for fits in groups)
-    return (first - second) * np.sign(gap) >= abs(gap) / 2
+    borne_out = (first - second) * np.sign(gap[0]) >= abs(gap[0]) / 2
+    return beyond(0, gap) if borne_out else 0
 
 
 def reasons(ceilings: Estimate, efficiency: dict, no_ceiling: str) -> str:
@@ -362,10 +363,9 @@ def reasons(ceilings: Estimate, efficiency: dict, no_ceiling: str) -> str:
     numbers = f"the ceilings differ by {with_interval(*ceilings, '+.3f')}"
     if no_ceiling:
         numbers = f"not all runs of {no_ceiling} show a ceiling"
-    elif beyond(0, ceilings) and abs(gap) < MARGIN:
-        numbers += f", and less than {MARGIN} does not count"
     elif beyond(0, ceilings):
-        numbers += ", which the last values do not bear out"
+        denied = ", which the last values do not bear out"
+        numbers += denied if abs(gap) >= MARGIN else f", and less than {MARGIN} does not count"
     numbers += f"; with A held at {efficiency['A']:.3f}"
     for name in SCATTER_OF:
         first, second = efficiency[name]

@@ -67,14 +67,16 @@ class Fit:
     rms: float  # of the residuals, per degree of freedom
     lag_1: float  # correlation of neighbouring residuals
     correlation: float  # lag_1 corrected for bias; it widens the intervals
-    # binomial standard deviation of one validation, if the number of answers is known
-    noise: float | None
     r0: str | float  # where R0 comes from: "first", "free" or its value
+    degrees: int  # of freedom: points minus fitted parameters
     x: Array = field(repr=False)  # (n,) the points fitted
     y: Array = field(repr=False)
     # x and y of the second fit, which may begin with compute 0
     points: tuple[Array, Array] = field(repr=False)
     profile: Profile = field(repr=False)
+    series: Series | None = field(default=None, repr=False)  # of `fit_series`
+    # binomial standard deviation of one validation, if the number of answers is known
+    noise: float | None = None
     warnings: list[FitWarning] = field(default_factory=list)  # the most important first
     identified: bool = False  # whether the data determines A, and with it B and C_mid
     no_ceiling: bool = False  # the data passes the middle of its rise, but A is on its bound 1
@@ -98,11 +100,6 @@ class Fit:
         return self.x[-1]
 
     @property
-    def degrees(self) -> int:
-        """The degrees of freedom: points minus fitted parameters."""
-        return len(self.points[0]) - len(self.profile.free) - 1  # A is fitted too
-
-    @property
     def end(self) -> float:
         """The mean of the last three points."""
         return self.y[-3:].mean()
@@ -124,11 +121,6 @@ class Fit:
             text = with_interval(self.A, *self.interval["A"])
             return f"{text} of all seeds together" if self.together else text
         return self.bound if self.no_ceiling else "not identified"
-
-    @property
-    def on_bound(self) -> bool:
-        """Whether A has risen to the bound of 1."""
-        return self.A > BOUND
 
     @property
     def bound(self) -> str:
@@ -181,14 +173,13 @@ class Fit:
         """log B and log C_mid (k, 2) with the asymptote held at A (k,) <= 1 (A.8), and their
         standard errors (k, 2), widened for correlation as the intervals are."""
         theta, squares, JJ = self.held_at(A)
-        degrees = len(self.points[0]) - len(self.profile.free)
-        excess = allowed_excess(squares, degrees, self.correlation)
+        excess = allowed_excess(squares, self.degrees + 1, self.correlation)
         variances = np.diagonal(least_squares.inverse(JJ), axis1=1, axis2=2)
         half = np.sqrt(excess[:, None] * variances)
         return theta[:, 1:3], half[:, :2] / NORMAL
 
 
-FittedRun = tuple[Series, Fit]
+Variants = dict[str, list[Fit]]  # by name, the seeds of each
 
 
 def beyond_0(points: Series | Fit) -> tuple[Array, Array]:
@@ -219,14 +210,14 @@ def check_curve(x: Array, y: Array) -> None:
 
 
 def fit_sigmoid(
-    x, y, r0: str | float = "first", fit_from=0.0, fit_to=np.inf, num_examples: float | None = None
+    x, y, r0: str | float = "first", fit_from: float = 0.0, fit_to: float = np.inf
 ) -> Fit:
     """The sigmoid of least squares through compute x (n,), increasing, and pass rate y (n,) in [0,
     1].
 
     r0: "first" (the first point is the pass rate before training; it gives R0, and its x may be 0),
-    "free" (fitted), or the value. Points with fit_from <= x <= fit_to are fitted. num_examples:
-    answers in one validation. ValueError if there is no curve to fit.
+    "free" (fitted), or the value. Points with fit_from <= x <= fit_to are fitted. ValueError if
+    there is no curve to fit.
     """
     x = np.asarray(x, float)
     y = np.asarray(y, float)
@@ -242,29 +233,27 @@ def fit_sigmoid(
     if r0 == "first" or (R0 is not None and x[0] == 0):
         fitted[0] = False
     x, y = x[fitted], y[fitted]
-    n = len(x)
     parameters = 4 if R0 is None else 3
-    if n <= parameters:
-        needed = window.sum() - n + parameters + 1
-        raise ValueError(
-            f"{window.sum()} of {len(window)} validations are fitted, and a fit needs {needed}"
-        )
+    degrees = len(x) - parameters
+    if degrees < 1:
+        found = f"{window.sum()} of {len(window)} validations are fitted"
+        raise ValueError(f"{found}, and a fit needs {window.sum() - degrees + 1}")
     if np.ptp(y) == 0:
-        raise ValueError(
-            f"the pass rate is {y[0]:g} at all {n} points: a constant has no curve to fit"
-        )
+        found = f"the pass rate is {y[0]:g} at all {len(y)} points"
+        raise ValueError(f"{found}: a constant has no curve to fit")
 
     # The first fit, then the second one. If R0 is the first point, the second has one point and one
     # parameter more, so as many degrees of freedom.
-    theta, squares = least_squares.variable_projection(x, y, R0)
-    R0_free = r0 in ("first", "free")
-    points = (x, y)
+    start = least_squares.best_of_grid(x, y, R0)
+    theta, squares = least_squares.polish(x, y, start, R0 is None)
+    points = x, y
     if r0 == "first":
         points = np.append(0, x), np.append(R0, y)
+    R0_free = r0 in ("first", "free")
     best, least = least_squares.polish(*points, theta, R0_free)
     (value,), _ = least_squares.curve_and_gradient(points[0], best[None])
     lag_1, correlation = lag_one_correlation(value - points[1], parameters)
-    excess = allowed_excess(least, n - parameters, correlation)
+    excess = allowed_excess(least, degrees, correlation)
     if squares > least + excess:  # the first fit is not in the 95 % region of the second
         theta, squares = best, least
     interval, profile = least_squares.profile_over_A(*points, best, theta, excess, R0_free)
@@ -277,11 +266,11 @@ def fit_sigmoid(
         R0=R0,
         interval={"R0": (R0, R0)} | interval,
         squares=squares,
-        rms=np.sqrt(squares / (n - parameters)),
+        rms=np.sqrt(squares / degrees),
         lag_1=lag_1,
         correlation=correlation,
-        noise=np.sqrt(np.mean(y * (1 - y)) / num_examples) if num_examples else None,
         r0=r0,
+        degrees=degrees,
         x=x,
         y=y,
         points=points,
@@ -290,12 +279,20 @@ def fit_sigmoid(
     return judge(fit)
 
 
-def lag_one_correlation(residual: Array, parameters: int) -> tuple[float, float]:
+def fit_series(series: Series, *how) -> Fit:
+    """The fit of a run, which keeps its Series. how: r0, fit_from and fit_to of `fit_sigmoid`."""
+    fit = fit_sigmoid(series.x, series.y, *how)
+    noise = None
+    if series.num_examples:
+        noise = np.sqrt(np.mean(fit.y * (1 - fit.y)) / series.num_examples)
+    return replace(fit, series=series, noise=noise)
+
+
+def lag_one_correlation(residual: Array, p: int) -> tuple[float, float]:
     """Correlation of neighbouring residuals (n,), and the same corrected for its bias. The fitted
     curve follows slow noise, so residuals are less correlated than the noise, by about p (1 + 3 r)
     / n for p parameters: p times the bias that Kendall (1954) gives for a fitted mean."""
     n = len(residual)
-    p = parameters
     raw = residual[1:] @ residual[:-1] / max(residual @ residual, 1e-300)
     return raw, np.clip((n * raw + p) / max(n - 3 * p, n / 2), 0, 0.9)
 
@@ -330,10 +327,10 @@ def judge(fit: Fit) -> Fit:
     fall = about_fall(fit)
     if fall and fall.kind == "collapse":
         return replace(fit, fell=True, collapsed=True, warnings=[fall])
-    about_A = doubt_about_A(fit)
-    kind = about_A.kind if about_A else None
-    identified = kind in (None, SHORT)
-    warnings = [warning for warning in (about_A, fall) if warning]
+    doubt = doubt_about_A(fit)
+    kind = doubt.kind if doubt else SHORT
+    identified = kind == SHORT
+    warnings = [*filter(None, (doubt, fall))]
     if fit.degrees < 3:
         text = f"only {len(fit.x)} points: degrees of freedom for the intervals: {fit.degrees}"
         warnings.append(FitWarning("few points", text))
@@ -359,18 +356,17 @@ def about_fall(fit: Fit) -> FitWarning | None:
     peak_x = fit.x[level.argmax() + 1]
     # The standard deviation of one point, in which slow movement does not count.
     jump = np.median(np.abs(np.diff(fit.y))) / 0.954
-    fall = (
-        f"the pass rate fell from {peak:.3f} around x = {peak_x:.4g} to {end:.3f}, and a sigmoid "
-        "cannot"
-    )
+    if peak - end > max(0.5 * (peak - min(fit.R0, end)), 4 * jump):
+        kind, follows = "collapse", ", so this fit means nothing"
+    elif peak - end > max(0.2 * (peak - fit.R0), 4 * jump):
+        kind, follows = "decline", ""
+    else:
+        return None
+    fall = f"the pass rate fell from {peak:.3f} around x = {peak_x:.4g} to {end:.3f}"
     advice = "too few points lie before it to fit them"
     if (fit.x <= peak_x).sum() > 4:
         advice = f"try --fit-to {peak_x:.4g}"
-    if peak - end > max(0.5 * (peak - min(fit.R0, end)), 4 * jump):
-        return FitWarning("collapse", f"{fall}, so this fit means nothing: {advice}")
-    if peak - end > max(0.2 * (peak - fit.R0), 4 * jump):
-        return FitWarning("decline", f"{fall}: {advice}")
-    return None
+    return FitWarning(kind, f"{fall}, and a sigmoid cannot{follows}: {advice}")
 
 
 def doubt_about_A(fit: Fit) -> FitWarning | None:
@@ -386,7 +382,7 @@ def doubt_about_A(fit: Fit) -> FitWarning | None:
     if fit.gain_made < LEAST_GAIN_MADE:
         least = f"{100 * LEAST_GAIN_MADE:.0f} %"
         return FitWarning(UNKNOWN, f"{made} {least}: the data shows only A > {low:.3f}")
-    if fit.on_bound and low < 0.95:
+    if fit.A > BOUND and low < 0.95:
         return FitWarning(NO_CEILING, f"the data shows no ceiling, only A > {low:.3f}")
     if fit.rms / np.sqrt(n) > MOST_SCATTER * gain:
         points = f"{n} points with a scatter of {fit.rms:.3f}"

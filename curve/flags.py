@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Literal, get_args, get_origin
+from typing import get_args, get_origin
 
 HELP = {"-h", "--help"}
 TYPE_NAMES = {str: "TEXT", int: "N", float: "X", Path: "PATH"}  # as the help shows them
@@ -162,10 +162,9 @@ def _in_words(value) -> str:
 def _members(kind) -> list:
     """The words of a Literal and the types that a field can hold, each once. `...` stands for any
     number of them."""
-    if get_origin(kind) is Literal:
-        return list(get_args(kind))
-    parts = [_members(part) for part in get_args(kind)] or [[kind]]
-    return list(dict.fromkeys(member for part in parts for member in part))
+    parts = get_args(kind)
+    members = [member for part in parts for member in _members(part)] if parts else [kind]
+    return [*dict.fromkeys(members)]
 
 
 def _read(text: str, words: list[str], types: list[type]):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import stdtrit  # quantiles of Student's t; scipy.stats is slow to import
 
-from curve.fit import NO_RISE, Fit, beyond_0, fit_sigmoid, power_law, with_interval
+from curve.fit import NO_RISE, Fit, beyond_0, fit_series, fit_sigmoid, power_law, with_interval
 from curve.least_squares import Array
 from curve.logs import Series
 
@@ -24,7 +24,7 @@ BENT = 2
 DOUBT = {True: 0.5, False: 1.5}
 LEAST_DOUBT = 0.01
 LEAST_FOR_TREND = 6  # points; with fewer the trend is the last value
-LEAST_TO_STOP = 10  # points; with fewer no run counts as levelled off
+LEAST_TO_STOP = 10  # points before the last; with fewer no run counts as levelled off
 
 # --- 1. The forecast ------------------------------------------------------------------------------
 
@@ -73,27 +73,22 @@ def forecast(fit: Fit, C: Array, weights: Array, scatter: float = 0.0) -> Foreca
     return Forecast(value, np.clip(low, 0, 1), np.clip(high, 0, 1), sigmoid, law)
 
 
-def each(fit: Fit, C) -> Forecast:
-    """The forecast of the pass rate at each compute C (m,)."""
-    return forecast(fit, C, np.eye(len(C)))
-
-
-def height_at(fit: Fit, C: float) -> tuple[float, float, float]:
-    """The pass rate at compute C with its 95 % interval: of the curve up to the last point, of the
-    forecast after it."""
-    if C <= fit.C_max:
-        return fit.predict(C), *fit.band(C)
-    later = each(fit, [C])
-    return later.value[0], later.low[0], later.high[0]
+def each(fit: Fit, C: Array) -> tuple[Array, Array, Array]:
+    """The forecast of the pass rate at each compute C (m,), and the two ends of its interval."""
+    later = forecast(fit, C, np.eye(len(C)))
+    return later.value, later.low, later.high
 
 
 def forecasts(fit: Fit, C, scatter: float = 0.0) -> dict:
-    """The mean pass rate over compute C, an array or a number, by forecaster, and the "interval" of
-    the forecast."""
+    """The mean pass rate over compute C, an array or a number, by forecaster, and the 95 %
+    "interval" of the forecast. Up to the last point the forecast is the curve."""
     C = np.atleast_1d(C)
     mean = forecast(fit, C, np.full((1, len(C)), 1 / len(C)), scatter)
     values = mean.value[0], mean.sigmoid[0], mean.power_law[0], fit.y[-1]
-    return dict(zip(FORECASTERS, values)) | {"interval": [mean.low[0], mean.high[0]]}
+    found = dict(zip(FORECASTERS, values)) | {"interval": [mean.low[0], mean.high[0]]}
+    if C[0] <= fit.C_max:
+        found |= {"forecast": fit.predict(C[0]), "interval": [*fit.band(C[0])]}
+    return found
 
 
 # --- 2. Is it worth going on? ---------------------------------------------------------------------
@@ -105,7 +100,8 @@ LITTLE = 0.02  # a gain that is hardly worth twice the compute
 def gain_of_twice(fit: Fit) -> dict:
     """What twice the compute would gain over the mean of the last three points: "gain", "interval",
     and a "sentence"."""
-    gain, low, high = np.array(height_at(fit, 2 * fit.C_max)) - fit.end
+    later = forecasts(fit, 2 * fit.C_max)
+    gain, low, high = np.array([later["forecast"], *later["interval"]]) - fit.end
     text = f"twice the compute would gain {gain:+.3f} [{low:+.3f}, {high:+.3f}]"
     if fit.fell:
         sentence = f"going on: {text} at best, since this run fell, and no forecast foresees a fall"
@@ -120,10 +116,7 @@ def reached_at(fit: Fit, pass_rate: float) -> dict:
     """The compute at which the forecast reaches a pass rate: "x", its "interval", and a "sentence".
     An end that lies beyond FURTHEST times the last compute is None."""
     C = np.geomspace(fit.C_max, FURTHEST * fit.C_max, 400)
-    later = each(fit, C)
-    x, high, low = (
-        next(iter(C[curve >= pass_rate]), None) for curve in (later.value, later.low, later.high)
-    )
+    x, high, low = (next(iter(C[curve >= pass_rate]), None) for curve in each(fit, C))
     beyond = f"within {FURTHEST} times the compute"
     if x == fit.C_max or (fit.fell and fit.y.max() >= pass_rate):
         x, y = fit.points  # the one before training too
@@ -140,13 +133,13 @@ def reached_at(fit: Fit, pass_rate: float) -> dict:
 
 def levelled_off(series: Series, least_gain: float) -> bool:
     """Whether twice the compute would gain less than this, by the forecasts at the last two points.
-    Never if there are fewer than LEAST_TO_STOP points, or if nothing has risen yet, or if the pass
-    rate has come down."""
-    for n in (len(series.x) - 1, len(series.x)):
-        if n < LEAST_TO_STOP:
-            return False
+    Never if there are fewer than LEAST_TO_STOP points before the last, or if nothing has risen yet,
+    or if the pass rate has come down."""
+    if len(series.x) <= LEAST_TO_STOP:
+        return False
+    for end in (-1, None):
         try:
-            fit = fit_sigmoid(series.x[:n], series.y[:n])
+            fit = fit_sigmoid(series.x[:end], series.y[:end])
         except ValueError:  # nothing has moved yet
             return False
         if fit.fell or NO_RISE in [warning.kind for warning in fit.warnings]:
@@ -166,8 +159,7 @@ def held_out(
     fit_to, by default half of the last compute. `interval` is the 95 % interval of the forecast,
     widened by the scatter of three points. The arguments are as in `fit_sigmoid`. ValueError if the
     early points cannot be fitted."""
-    if fit_to is None:
-        fit_to = x[-1] / 2
+    fit_to = fit_to or x[-1] / 2
     # The early points are fitted, and the last three are forecast, if they come later.
     early = fit_sigmoid(x, y, r0, fit_from, fit_to)
     first = max(len(x) - 3, np.sum(x <= fit_to))
@@ -190,7 +182,7 @@ def outlook(series: Series) -> str:
     if len(series.x) <= 6:
         return ""
     try:
-        fit = fit_sigmoid(series.x, series.y)
+        fit = fit_series(series)
     except ValueError:  # nothing has moved yet
         return ""
     if fit.collapsed:

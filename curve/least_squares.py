@@ -90,43 +90,41 @@ def descend(
 # --- best curves (A.4) ----------------------------------------------------------------------------
 
 
-def starting_grid(x: Array) -> tuple[Array, Array]:
-    """Curves (504, 4) from 0 to 1, one for each pair of 18 B and 28 C_mid, and their values (504,
-    n)."""
+def starting_grid(x: Array, *more: Array) -> tuple[Array, Array]:
+    """Curves (504, 4) from 0 to 1, one for each pair of 18 B and 28 C_mid, and more curves (4,);
+    and the parts (504, n) of their gains that are reached."""
     first, last = np.log(x[x > 0][[0, -1]])
     log_B = np.linspace(-1.9, 2.7, 18)
     log_mid = np.linspace(first - 1, last + 4, 28)
     columns = [1.0], log_B, log_mid, [0.0]
     theta = np.stack(np.meshgrid(*columns, indexing="ij"), -1).reshape(-1, 4)
-    return theta, curve_and_gradient(x, theta)[0]
+    theta = np.vstack([theta, *more])
+    _, gradient = curve_and_gradient(x, theta)
+    return theta, gradient[:, 0]
 
 
 def lines(z: Array, y: Array, base: float | None = None) -> tuple[Array, Array]:
     """(base, slope), each (k,), of the lines of least squares y (n,) = base + slope z (k, n). A
     given base is kept."""
     # A point on each line.
-    z0 = np.zeros(len(z))
-    y0 = base
+    z0, y0 = np.zeros(len(z)), base
     if base is None:
-        z0 = z.mean(1)
-        y0 = y.mean()
+        z0, y0 = z.mean(1), y.mean()
     centred = z - z0[:, None]
     slope = centred @ (y - y0) / ((centred**2).sum(1) + 1e-300)
     return y0 - slope * z0, slope
 
 
-def variable_projection(x: Array, y: Array, R0: float | None) -> tuple[Array, float]:
-    """The sigmoid of least squares with A in [0, 1]: theta (4,) and its squared error. With B and
-    C_mid held, the curve is a straight line in the part of the gain that is reached, and the best
-    line has a closed form. So a grid over B and C_mid finds the right valley, and `polish` walks to
-    its bottom."""
+def best_of_grid(x: Array, y: Array, R0: float | None) -> Array:
+    """A curve (4,) near the one of least squares, with A in [0, 1]. With B and C_mid held, the
+    curve is a straight line in the part of the gain that is reached, and the best line has a closed
+    form. So a grid over B and C_mid finds the right valley, and `polish` walks to its bottom."""
     theta, reached = starting_grid(x)
     base, gain = lines(reached, y, R0)
     theta[:, 0] = np.clip(base + gain, 0, 1)
     theta[:, 3] = base
     value, _ = curve_and_gradient(x, theta)
-    best = ((value - y) ** 2).sum(1).argmin()
-    return polish(x, y, theta[best], R0 is None)
+    return theta[((value - y) ** 2).sum(1).argmin()]
 
 
 def polish(x: Array, y: Array, theta: Array, R0_free: bool) -> tuple[Array, float]:
@@ -206,10 +204,8 @@ def profile_over_A(
     """
     free = [1, 2, 3] if R0_free else [1, 2]
     best_A, best_R0 = best[[0, 3]]
-    # The fit with another A starts from a curve of the grid, or from the best curve.
-    grid, reached = starting_grid(x)
-    grid = np.vstack([grid, best])
-    reached = np.vstack([reached, curve_and_gradient(x, best[None])[1][:, 0]])
+    # The fit with another A starts from a curve of the grid or from the best curve.
+    grid, reached = starting_grid(x, best)
     projection = reached @ (y - best_R0)
     norm = (reached**2).sum(1)
 
@@ -253,11 +249,9 @@ def profile_over_A(
 
     # The intervals. The interval of A holds the A that is reported. The gradient of a parameter, by
     # the parameters, is 1 for itself.
-    low, high = ends
-    lowest, highest = limits(x)
     gradient = np.tile(np.eye(len(free)), (len(curves), 1, 1))
     interval = profile.interval(curves[:, free], gradient)
-    others = np.clip(interval, lowest[free], highest[free])
+    others = np.clip(interval, *np.array(limits(x))[:, free])
     others[:, :2] = np.exp(others[:, :2])  # of log B and log C_mid
-    intervals = dict(zip(("B", "C_mid", "R0"), map(tuple, others.T)))
-    return {"A": (min(low, estimate[0]), max(high, estimate[0])), **intervals}, profile
+    intervals = {"A": (min(*ends, estimate[0]), max(*ends, estimate[0]))}
+    return intervals | dict(zip(("B", "C_mid", "R0"), map(tuple, others.T))), profile

@@ -12,10 +12,9 @@ import numpy as np
 
 from curve.comparison import Comparison, asymptote_of
 from curve.files import whole_file
-from curve.fit import Fit, FittedRun, beyond_0
+from curve.fit import Fit, Variants, beyond_0
 from curve.forecast import each
 from curve.least_squares import Array
-from curve.logs import Series
 
 # What the columns of our own logs count.
 COMPUTE_UNITS = {
@@ -28,7 +27,7 @@ LABEL_WIDTH = 110  # characters in a line of the legend
 
 def plot_variants(
     path: Path,
-    variants: dict[str, list[FittedRun]],
+    variants: Variants,
     comparisons: Sequence[Comparison] = (),
     predict: Sequence[float] = (),
 ) -> None:
@@ -40,23 +39,24 @@ def plot_variants(
         from matplotlib.figure import Figure
     except ImportError:
         raise ValueError("a picture needs matplotlib: pip install matplotlib") from None
-    runs = [run for seeds in variants.values() for run in seeds]
+    fits = [fit for seeds in variants.values() for fit in seeds]
     # Text stays text in a PDF or SVG, and $ in a name begins no formula.
     as_text = {"pdf.fonttype": 42, "svg.fonttype": "none", "text.parse_math": False}
     with rc_context(as_text), whole_file(path) as partial:
         figure = Figure(figsize=(9, 4.8))
         axes = figure.subplots()
-        if len(runs) == 1:
-            _draw_run(axes, *runs[0], predict)
+        if len(fits) == 1:
+            _draw_run(axes, fits[0], predict)
             _add_legend(axes, ncols=2)
         else:
             _draw_variants(axes, variants, comparisons)
-        _label_axes(axes, runs)
+        _label_axes(axes, fits)
         figure.savefig(partial, format=path.suffix[1:].lower(), dpi=110, bbox_inches="tight")
 
 
-def _draw_run(axes, series: Series, fit: Fit, predict: Sequence[float]) -> None:
+def _draw_run(axes, fit: Fit, predict: Sequence[float]) -> None:
     """Points, curve, band, and a forecast to 4 times the last compute or the last `predict`."""
+    series = fit.series
     title = series.name if fit.identified else f"{series.name}\n{fit.warnings[0]}"
     axes.set_title(title, fontsize=10, wrap=True)
     # The axis of compute is logarithmic, so a point at 0 has no place on it.
@@ -78,8 +78,7 @@ def _draw_run(axes, series: Series, fit: Fit, predict: Sequence[float]) -> None:
     _draw_curve(axes, past, *curve, "C0", label="fitted curve, 95 % interval")
     future = np.geomspace(fit.C_max, max(4 * fit.C_max, series.x[-1], *predict), 50)
     later = each(fit, future)
-    forecast = later.value, later.low, later.high
-    _draw_curve(axes, future, *forecast, "C0", ls="--", label="forecast, 95 % interval")
+    _draw_curve(axes, future, *later, "C0", ls="--", label="forecast, 95 % interval")
 
     # The parameters that are lines, as far as the data shows them.
     if fit.identified:
@@ -93,50 +92,50 @@ def _draw_run(axes, series: Series, fit: Fit, predict: Sequence[float]) -> None:
     axes.axhline(fit.R0, color="0.45", lw=1, ls=":", label=text)
 
 
-def _draw_variants(axes, variants: dict[str, list[FittedRun]], comparisons) -> None:
+def _draw_variants(axes, variants: Variants, comparisons: Sequence[Comparison]) -> None:
     """Each variant in a colour of its own. The legend says what is drawn."""
-    runs = [run for seeds in variants.values() for run in seeds]
+    fits = [fit for seeds in variants.values() for fit in seeds]
     verdicts = {comparison.variants[0]: f"; {comparison.verdict}" for comparison in comparisons}
     for i, (name, seeds) in reversed([*enumerate(variants.items())]):  # the first lies on top
         # The space is for names that begin with _: matplotlib would hide the label.
-        text = f" {name}: A {asymptote_of([fit for _, fit in seeds])}{verdicts.get(name, '')}"
+        text = f" {name}: A {asymptote_of(seeds)}{verdicts.get(name, '')}"
         _draw_variant(axes, textwrap.fill(text, LABEL_WIDTH), seeds, f"C{i}")
     first, *others = variants
     named = variants if len(others) < 2 else (first, f"{len(others)} others")
-    title = f"Pass rate over compute: {' and '.join(named)} ({len(runs)} runs)"
+    title = f"Pass rate over compute: {' and '.join(named)} ({len(fits)} runs)"
     axes.set_title(title, fontsize=10, wrap=True)
     how = "points of all seeds, mean of the fitted curves, forecasts (dashed)"
-    if any(series.x[0] == 0 for series, _ in runs):
+    if any(fit.series.x[0] == 0 for fit in fits):
         how += "; at the left edge: before training"
-    if any(fit.fell for _, fit in runs):
+    if any(fit.fell for fit in fits):
         how += ";\ntriangle: a run that fell, which is in no mean"
     _add_legend(axes, title=how, reverse=True)
 
 
-def _draw_variant(axes, label: str, runs: list[FittedRun], color: str) -> None:
+def _draw_variant(axes, label: str, seeds: list[Fit], color: str) -> None:
     """The points of all seeds, and the mean curve of those that stand. Its band lies between the
     curves of the seeds; the band of a single seed is its 95 % interval, if it identifies A. The
     forecast is drawn only if every seed stands and identifies A. No sigmoid falls: if a seed fell,
     a line joins its points."""
     axes.plot([], [], color=color, label=label)
-    for series, fit in runs:
-        x, y = beyond_0(series)
-        points = {"color": color, "alpha": 0.45, "mew": 0}
+    points = {"color": color, "alpha": 0.45, "mew": 0}
+    at_edge = {"transform": axes.get_yaxis_transform(), "clip_on": False}
+    for fit in seeds:
+        x, y = beyond_0(fit.series)
         axes.plot(x, y, "o", ms=3.5, **points)
-        if series.x[0] == 0:
-            at_edge = axes.get_yaxis_transform()  # x is a part of the axes' width
-            axes.plot(0, series.y[0], ">", ms=7, transform=at_edge, clip_on=False, **points)
+        if fit.series.x[0] == 0:
+            axes.plot(0, fit.series.y[0], ">", ms=7, **at_edge, **points)
         if fit.fell:
             axes.plot(x, y, color=color, lw=0.8, alpha=0.7)
             axes.plot(x[-1], y[-1], "v", ms=6, color=color)
 
-    fits = [fit for _, fit in runs if not fit.fell]
+    fits = [fit for fit in seeds if not fit.fell]
     if not fits:
         return
     end = min(fit.C_max for fit in fits)
     parts = {"-": np.geomspace(min(fit.C_min for fit in fits), end, 100)}
     identified = all(fit.identified for fit in fits)
-    if identified and len(fits) == len(runs):
+    if identified and len(fits) == len(seeds):
         parts["--"] = np.geomspace(end, 2 * end, 50)
     for style, C in parts.items():
         curves = np.array([fit.predict(C) for fit in fits])
@@ -158,10 +157,10 @@ def _axis_label(quantity: str, columns: set[str]) -> str:
     return f"{quantity} ({COMPUTE_UNITS.get(column, column)})" if says_more else quantity
 
 
-def _label_axes(axes, runs: list[FittedRun]) -> None:
+def _label_axes(axes, fits: list[Fit]) -> None:
     """Name the axes, and print compute as the report does."""
-    x_label = _axis_label("compute", {series.x_name for series, _ in runs})
-    y_label = _axis_label("pass rate", {series.y_name for series, _ in runs})
+    x_label = _axis_label("compute", {fit.series.x_name for fit in fits})
+    y_label = _axis_label("pass rate", {fit.series.y_name for fit in fits})
     axes.set(xlabel=x_label, ylabel=y_label, xscale="log")
     low, high = axes.get_xlim()
     if high < 100 * low:  # over less than two decades more ticks have a number

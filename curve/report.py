@@ -9,9 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from curve.comparison import Comparison, asymptote_of, mean_of, standing
-from curve.fit import Fit, FittedRun, with_interval
-from curve.forecast import FORECASTERS, forecasts, gain_of_twice, height_at, held_out, reached_at
-from curve.logs import Series
+from curve.fit import Fit, Variants, with_interval
+from curve.forecast import FORECASTERS, forecasts, gain_of_twice, held_out, reached_at
 
 Row = dict[str, str]
 # What --json has of a Fit as it is.
@@ -21,21 +20,16 @@ FIGURES = "A B C_mid R0 identified interval rms lag_1 noise warnings gain_made".
 # --- 1. One run -----------------------------------------------------------------------------------
 
 
-def report(
-    series: Series, fit: Fit, predict: Sequence[float] = (), reach: float | None = None
-) -> dict:
+def report(fit: Fit, predict: Sequence[float] = (), reach: float | None = None) -> dict:
     """All that is known about one run, as --json writes it. A, B and C_mid are None if A is not
     identified. reach: a pass rate whose compute is asked for."""
+    series = fit.series
     # With --fit-to, the points beyond it are held out; otherwise the second half of the run.
     fit_to = fit.C_max if fit.C_max < series.x[-1] else None
     try:
         test = held_out(series.x, series.y, fit.r0, fit_to, fit.x[0])
     except ValueError as error:
         test = {"error": str(error)}
-    predicted = []
-    for C in (*predict, 2 * fit.C_max):
-        height, *interval = height_at(fit, C)
-        predicted.append(forecasts(fit, C) | {"x": C, "forecast": height, "interval": interval})
     numbers = {name: getattr(fit, name) for name in FIGURES}
     if not fit.identified:
         numbers |= dict.fromkeys(("A", "B", "C_mid"))
@@ -48,29 +42,27 @@ def report(
         "y": series.y_name,
         "points": np.stack([series.x, series.y], 1).tolist(),
         "fit_window": [fit.x[0], fit.C_max],
-        "forecast": predicted,
+        "forecast": [forecasts(fit, C) | {"x": C} for C in (*predict, 2 * fit.C_max)],
         "going_on": gain_of_twice(fit),
         "reach": reached_at(fit, reach) if reach else None,
         "baselines": {"power_law": dict(zip("ADB", fit.power_law)), "held_out": test},
     }
 
 
-def source_of_R0(series: Series, fit: Fit) -> str:
+def source_of_R0(fit: Fit) -> str:
     """Where R0 comes from, in words."""
+    x, y = fit.series.x[0], fit.series.y[0]
     if fit.r0 != "first":
         return "fitted" if fit.r0 == "free" else "given"
-    x, y = series.x[0], series.y[0]
     if fit.R0 != y:
         return f"fitted: the first point, {y:.3f}, is further off the curve than chance explains"
-    return (
-        f"the first point, at {x:.4g}: --r0 can say better"
-        if x
-        else "the first point, before training"
-    )
+    where = f"at {x:.4g}: --r0 can say better" if x else "before training"
+    return f"the first point, {where}"
 
 
-def describe(series: Series, fit: Fit, report: dict) -> str:
+def describe(fit: Fit, report: dict) -> str:
     """The report of one run in words, without its name."""
+    series = fit.series
     window = f"{series.x_name} {fit.x[0]:.4g} to {fit.C_max:.4g}"
     lines = [f"curve       {len(fit.x)} of {len(series.x)} points fitted, {window}"]
     lines += [f"  {note}" for note in series.notes]
@@ -79,7 +71,7 @@ def describe(series: Series, fit: Fit, report: dict) -> str:
         "A": "asymptote",
         "B": "exponent",
         "C_mid": f"{series.x_name} at half the gain",
-        "R0": source_of_R0(series, fit),
+        "R0": source_of_R0(fit),
     }
     for name, text in meaning.items():
         low, high = fit.interval[name]
@@ -102,13 +94,12 @@ def describe(series: Series, fit: Fit, report: dict) -> str:
         lines.append(f"  no held-out test: {test['error']}")
     else:
         came = test["came"]
-        lines.append(
-            f"  held out, fitted up to {test['fit_to']:.4g}: {came:.3f} came; "
-            + ", ".join(
-                f"{name.replace('_', ' ')} {test[name]:.3f} ({test[name] - came:+.3f})"
-                for name in FORECASTERS
-            )
-        )
+        tested = [
+            f"{name.replace('_', ' ')} {test[name]:.3f} ({test[name] - came:+.3f})"
+            for name in FORECASTERS
+        ]
+        up_to = f"fitted up to {test['fit_to']:.4g}"
+        lines.append(f"  held out, {up_to}: {came:.3f} came; {', '.join(tested)}")
     lines += [f"  ! {warning}" for warning in fit.warnings]
     return "\n".join(lines)
 
@@ -117,33 +108,30 @@ def describe(series: Series, fit: Fit, report: dict) -> str:
 
 
 def variants_table(
-    variants: dict[str, list[FittedRun]],
-    comparisons: Sequence[Comparison] = (),
-    C: float | None = None,
+    variants: Variants, comparisons: Sequence[Comparison] = (), C: float | None = None
 ) -> list[Row]:
     """A row for each variant, with the verdict of its comparison. A, B, C_mid and the forecast at
     compute C (by default twice the last of all runs) are those of the `standing` Fits. "-" stands
     in the place of B, C_mid and the forecast if a seed alone does not identify A; but a compute
     that all curves describe is no forecast. An interval is over the seeds; that of a single run is
     of its fit."""
-    C = C or 2 * max(fit.C_max for runs in variants.values() for _, fit in runs)
+    C = C or 2 * max(fit.C_max for fits in variants.values() for fit in fits)
     compared = {comparison.variants[0]: comparison for comparison in comparisons}
     rows = []
-    for variant, runs in variants.items():
-        fits = [fit for _, fit in runs]
-        row = {"variant": variant, "runs": str(len(fits)), "A": asymptote_of(fits)}
+    for variant, seeds in variants.items():
+        row = {"variant": variant, "runs": str(len(seeds)), "A": asymptote_of(seeds)}
         # The mean of the seeds, if each of them has its own curve.
-        fits = standing(fits)
+        fits = standing(seeds)
         known = all(fit.identified and not (fit.together or fit.fell) for fit in fits)
         for name, form in {"B": ".2f", "C_mid": ".3g"}.items():
             logs = np.log([getattr(fit, name) for fit in fits])
             mean = np.exp(mean_of(logs, np.log(fits[0].interval[name])))
             row[name] = with_interval(*mean, form) if known else "-"
-        row["last value"] = f"{np.mean([fit.y[-1] for _, fit in runs]):.3f}"
+        row["last value"] = f"{np.mean([fit.y[-1] for fit in seeds]):.3f}"
         forecast = "-"
         if known or all(fit.describes(C) and not fit.together for fit in fits):
-            heights = [height_at(fit, C) for fit in fits]
-            mean = mean_of([value for value, *_ in heights], heights[0][1:])
+            found = [forecasts(fit, C) for fit in fits]
+            mean = mean_of([one["forecast"] for one in found], found[0]["interval"])
             forecast = with_interval(*np.clip(mean, 0, 1))
         row[f"forecast at {C:.4g}"] = forecast
         rows.append(row)
@@ -161,12 +149,13 @@ def variants_table(
     return rows
 
 
-def caption(runs: Sequence[FittedRun]) -> str:
+def caption(fits: Sequence[Fit]) -> str:
     """What the tables of these runs are about: columns, intervals, and what was warned of when the
     logs were read."""
-    columns = dict.fromkeys(f"{series.y_name} over {series.x_name}" for series, _ in runs)
-    notes = [note for series, _ in runs for note in series.notes if note.startswith("!")]
-    x_names = {series.x_name.lower(): None for series, _ in runs}
+    runs = [fit.series for fit in fits]
+    columns = dict.fromkeys(f"{series.y_name} over {series.x_name}" for series in runs)
+    notes = [note for series in runs for note in series.notes if note.startswith("!")]
+    x_names = dict.fromkeys(series.x_name.lower() for series in runs)
     if len(x_names) > 1:
         notes.append(
             f"! compute is {' and '.join(x_names)}: the comparison says nothing unless these count"
@@ -178,8 +167,10 @@ def caption(runs: Sequence[FittedRun]) -> str:
 
 def markdown(rows: Sequence[Row]) -> str:
     """A Markdown table that can also be read as it is."""
-    lines = [list(rows[0]), *(list(row.values()) for row in rows)]
-    lines = [[cell.replace("|", r"\|") for cell in cells] for cells in lines]
+    lines = [
+        [cell.replace("|", r"\|") for cell in cells]
+        for cells in (rows[0], *(row.values() for row in rows))
+    ]
     widths = [max(map(len, cells)) for cells in zip(*lines)]
     lines.insert(1, ["-" * width for width in widths])
     return "\n".join(f"| {' | '.join(map(str.ljust, line, widths))} |" for line in lines)

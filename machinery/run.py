@@ -37,7 +37,7 @@ from core.rollouts import Batch, Group, Rollout, SharedParameters
 from core.screen import say
 from core.settings import Settings, devices_here, model_path, read_sources, refuse_few_problems
 from core.torch_engine import refuse_wrong_over_slots
-from curve.fit import fit_sigmoid
+from curve.fit import fit_series
 from curve.forecast import levelled_off
 from curve.plots import plot_variants
 from curve.report import describe, report
@@ -390,11 +390,11 @@ class Run:
                 f" {len(source.validation)} held-out problems{of_source})"
             )
             try:
-                fit = fit_sigmoid(series.x, series.y, num_examples=series.num_examples)
+                fit = fit_series(series)
             except ValueError as error:
                 print(f"curve       no fit: {error}")
                 continue
-            fitted[series.name] = [(series, fit)]
-            print(describe(series, fit, report(series, fit)))
+            fitted[series.name] = [fit]
+            print(describe(fit, report(fit)))
         if fitted:
             plot_variants(self.folder / "curve.png", fitted)
