@@ -26,7 +26,7 @@ import importlib
 import os
 import signal
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 if __name__ == "__main__":
     # Ctrl-C ends the seconds of imports below without a traceback.
@@ -46,7 +46,7 @@ if __name__ == "__main__":
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from core.engine import Decoding, Engine, engine_settings, make_requests, sample_all
+from core.engine import Engine, engine_settings, make_requests, sample_all
 from core.generators import make_engine, out_of_memory
 from core.model import (
     completion_texts,
@@ -94,10 +94,10 @@ def print_completions(command: GenerateCommand) -> None:
     if hasattr(task, "worded"):
         prompt = task.worded(prompt, command.instruction)
     samples = command.samples or 1
-    loaded = load(command, samples)
-    for rollout in sample(command, loaded, [prompt], samples):
+    tokenizer, engine = load(command, samples)
+    for rollout in sample(command, tokenizer, engine, [prompt], samples):
         print(quoted("prompt", prompt))
-        print(quoted("reply", marked_text(loaded.tokenizer, rollout)))
+        print(quoted("reply", marked_text(tokenizer, rollout)))
 
 
 def evaluate(command: GenerateCommand) -> None:
@@ -109,49 +109,41 @@ def evaluate(command: GenerateCommand) -> None:
             print(f"{source.name}: {note}", file=sys.stderr)
         sources.append(source)
     samples = command.samples or 16
-    loaded = load(command, samples * max(len(source.validation) for source in sources))
+    most = max(len(source.validation) for source in sources)
+    tokenizer, engine = load(command, samples * most)
     for source in sources:
         problems = source.validation
         prompts = [problem.prompt for problem in problems]
-        rollouts = sample(command, loaded, prompts, samples)
-        texts = completion_texts(loaded.tokenizer, loaded.decoding, rollouts)
+        rollouts = sample(command, tokenizer, engine, prompts, samples)
+        texts = completion_texts(tokenizer, engine.decoding, rollouts)
         with VerifierPool(*command.verifier_limits) as pool:
             verdicts = judge_all(pool, problems, rollouts, texts)
         figures = evaluation_figures(rollouts, verdicts, samples)
-        report_evaluation(command.model, loaded.path, source, figures, samples, command.log)
+        path = model_path(command.model)
+        report_evaluation(command.model, path, source, figures, samples, command.log)
         for kind, chosen in examples(rollouts, verdicts).items():
-            for rollout in chosen[: command.show]:
+            for rollout in [*chosen.values()][: command.show]:
                 print(quoted("prompt", prompts[rollout.request.group]))
-                print(quoted(kind, marked_text(loaded.tokenizer, rollout)))
+                print(quoted(kind, marked_text(tokenizer, rollout)))
 
 
-def examples(rollouts: list[Rollout], verdicts: list[Verdict]) -> dict[str, list[Rollout]]:
-    """Completions that are right, right in part, or wrong: of each problem one a kind, if it has
-    one."""
+def examples(rollouts: list[Rollout], verdicts: list[Verdict]) -> dict[str, dict[int, Rollout]]:
+    """Completions that are right, right in part, or wrong, by the numbers of their problems: of
+    each problem one a kind, if it has one."""
     kinds = {"right": {}, "in part": {}, "wrong": {}}
     for rollout, verdict in zip(rollouts, verdicts):
         kind = "right" if verdict.correct else "in part" if verdict.score > 0 else "wrong"
         if verdict.failure is None and not rollout.truncated:
             kinds[kind][rollout.request.group] = rollout
-    return {kind: list(by_problem.values()) for kind, by_problem in kinds.items()}
+    return kinds
 
 
 # --- the model that is asked ----------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """The model that is asked, and how it is sampled."""
-
-    path: str  # its folder, or its name on the hub
-    tokenizer: PreTrainedTokenizerBase
-    decoding: Decoding
-    engine: Engine
-
-
-def load(command: GenerateCommand, completions: int) -> Loaded:
-    """The model, in an engine for so many completions at once at most. ValueError if it cannot be
-    used."""
+def load(command: GenerateCommand, completions: int) -> tuple[PreTrainedTokenizerBase, Engine]:
+    """The model's tokenizer, and the model in an engine for so many completions at once at most.
+    ValueError if it cannot be used."""
     path = model_path(command.model)
     tokenizer = load_tokenizer(path)
     decoding = make_decoding(tokenizer, command, command.length_control)
@@ -173,20 +165,24 @@ def load(command: GenerateCommand, completions: int) -> Loaded:
         parameters = SharedParameters(model)
         parameters.write(model.named_parameters(), version=0)
         engine.update(parameters)
-    return Loaded(path, tokenizer, decoding, engine)
+    return tokenizer, engine
 
 
 def sample(
-    command: GenerateCommand, loaded: Loaded, prompts: list[str], samples: int
+    command: GenerateCommand,
+    tokenizer: PreTrainedTokenizerBase,
+    engine: Engine,
+    prompts: list[str],
+    samples: int,
 ) -> list[Rollout]:
     """So many completions of each prompt, prompt by prompt."""
-    refuse_prompts(loaded.tokenizer, prompts, command)
+    refuse_prompts(tokenizer, prompts, command)
     requests, budget = [], command.thinking_budget
     for i, prompt in enumerate(prompts):
-        ids = render(loaded.tokenizer, prompt, command.thinking, command.system)
+        ids = render(tokenizer, prompt, command.thinking, command.system)
         seed = (command.seed, i)
-        requests += make_requests(i, ids, samples, budget, loaded.decoding, seed)
-    return sample_all(loaded.engine, requests)
+        requests += make_requests(i, ids, samples, budget, engine.decoding, seed)
+    return sample_all(engine, requests)
 
 
 if __name__ == "__main__":

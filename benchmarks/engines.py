@@ -69,7 +69,8 @@ def samplers(folder: str, prompts: int, slots: int) -> dict[str, Callable[[], in
         "torch engine": lambda: of_engine(TorchEngine(model, decoding, slots)),
     }
     if HAS_VLLM:
-        vllm = make_engine(EngineSettings(folder, ("cpu",), "float32", 1, slots, decoding, "vllm"))
+        made = EngineSettings(folder, ("cpu",), torch.float32, 1, slots, decoding, "vllm")
+        vllm = make_engine(made)
         parameters = SharedParameters(model)
         parameters.write(model.named_parameters(), 0)
         vllm.update(parameters)

@@ -6,15 +6,15 @@ A slot is a place for one completion while it is sampled.
 
 import importlib.util
 import time
-from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from tqdm import tqdm
 
 import loss
 from core.rollouts import Request, Rollout, SharedParameters
-from core.settings import Sampling, cpu_threads, trunk_dtype, usual_slots
+from core.settings import Sampling, cpu_threads, refuse, trunk_dtype, usual_slots
 
 
 @dataclass(frozen=True)
@@ -44,23 +44,53 @@ class Decoding:
         return self.prompt_budget + self.longest_completion
 
 
-# --- the calls of an engine -----------------------------------------------------------------------
+# --- an engine ------------------------------------------------------------------------------------
 
 
 class Engine:
     """An engine samples many completions at once. `TorchEngine` (torch_engine.py) is short enough
-    to study, and needs only torch; `VllmEngine` (vllm_engine.py) is for GPUs."""
+    to study, and needs only torch; `VllmEngine` (vllm_engine.py) is for GPUs. Here is what they
+    share: the queue, and how far the completion in each slot has come.
+
+    The policy chooses a token, unless thinking was interrupted and the phrase is not complete: then
+    the next token is forced.
+    """
 
     def __init__(self, slots: int, decoding: Decoding):
         self.slots, self.decoding = slots, decoding  # slots: completions in flight at most
-        self.completions = Completions(slots, decoding)
         self.version = 0  # of the parameters in use
-        self.waiting: deque[Request] = deque()  # requests without a slot
+        self.waiting: list[Request] = []  # without a slot
+        # Token ids; -1 stands after the last one, since the policy chooses again there.
+        self.phrase = np.array([*decoding.phrase, -1])
+
+        self.live = np.zeros(slots, bool)  # whether there is a completion in the slot
+        self.requests = np.full(slots, None)  # objects: the Request in each slot
+        fields = [
+            ("prompt_tokens", int),
+            ("num_tokens", int),  # of the completion so far
+            ("num_sampled", int),  # sampled ones; the others were forced
+            ("last_token", int),  # the model reads it next
+            ("closed_at", int),  # sampled tokens when thinking ended, -1 while it goes on
+            ("thinking_budget", int),
+            ("phrase_place", int),  # of the next token in `phrase`; if none is forced, its end
+            ("began", float),  # time.monotonic()
+        ]
+        self.progress = np.zeros(slots, fields)
+        # As in Rollout. Each step writes to each slot, so what belongs to a token lies together.
+        fields = [
+            ("tokens", np.int32),
+            ("logprobs", np.float32),
+            ("versions", np.int32),
+            ("sampled", bool),
+        ]
+        self.written = np.zeros((slots, decoding.longest_completion), fields)
+
+    # The calls of an engine
 
     def add(self, requests: list[Request]) -> None:
         """Queue completions to sample; those for a validation go before the others."""
-        self.waiting.extendleft(request for request in reversed(requests) if request.validation)
-        self.waiting.extend(request for request in requests if not request.validation)
+        self.waiting += requests
+        self.waiting.sort(key=lambda request: not request.validation)  # else in their order
 
     def update(self, parameters: SharedParameters) -> None:
         """Take over the newest parameters, between two steps. Completions in flight go on with
@@ -73,11 +103,93 @@ class Engine:
     @property
     def in_flight(self) -> list[Request]:
         """The requests that are being sampled."""
+        return self.requests[self.live].tolist()
 
     @property
     def unfinished(self) -> int:
         """How many requests have not come back yet."""
         return len(self.waiting) + len(self.in_flight)
+
+    # Completions in their slots
+
+    def _begin(self, slot: int, request: Request) -> None:
+        """Put a request into a slot. With a thinking budget of 0 its thinking is interrupted at
+        once."""
+        self.live[slot], self.requests[slot] = True, request
+        self.progress[slot] = (
+            len(request.prompt_ids),
+            0,
+            0,
+            request.prompt_ids[-1],
+            -1 if self.decoding.thinks else 0,
+            request.thinking_budget,
+            len(self.decoding.phrase),
+            time.monotonic(),
+        )
+        self._interrupt_or_truncate(np.array([slot]))
+
+    def _forced_tokens(self, slots: np.ndarray) -> np.ndarray:
+        """The token that each of these slots [n] must take next, or -1 if the policy chooses it;
+        int64 [n]."""
+        return self.phrase[self.progress["phrase_place"][slots]]
+
+    def _append(self, slots: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray) -> list[Rollout]:
+        """Add a token to each of these slots [n]: this one, which the policy has chosen, or the
+        forced one. Returns the completions that have ended. Their slots are free then."""
+        progress, forced = self.progress, self._forced_tokens(slots)
+        sampled = forced < 0
+        tokens = np.where(sampled, tokens, forced)
+        new = np.zeros(len(slots), self.written.dtype)
+        new["tokens"], new["sampled"], new["versions"] = tokens, sampled, self.version
+        new["logprobs"] = np.where(sampled, logprobs, 0.0)
+        self.written[slots, progress["num_tokens"][slots]] = new
+        progress["num_tokens"][slots] += 1
+        progress["num_sampled"][slots] += sampled
+        progress["phrase_place"][slots] += ~sampled
+        progress["last_token"][slots] = tokens
+        # EOS ends a completion. (np.isin takes three times as long.)
+        ended = sampled & (tokens[:, None] == self.decoding.eos).any(1)
+        # The first end of thinking closes it.
+        thinks = progress["closed_at"][slots] < 0
+        closed = slots[sampled & thinks & (tokens == self.decoding.end_of_thinking)]
+        progress["closed_at"][closed] = progress["num_sampled"][closed]
+        truncated = ~ended & self._interrupt_or_truncate(slots)
+        over = ended | truncated
+        self.live[slots] = ~over
+        return [self._rollout(slots[i], bool(truncated[i])) for i in np.flatnonzero(over)]
+
+    def _interrupt_or_truncate(self, slots: np.ndarray) -> np.ndarray:
+        """Interrupt thinking that has reached its budget, by forcing the phrase. Returns a mask of
+        truncated slots."""
+        progress = self.progress[slots]
+        interrupt, truncate = loss.interrupt_or_truncate(
+            self.decoding.length_control,
+            progress["num_sampled"],
+            progress["closed_at"],
+            progress["thinking_budget"],
+            self.decoding.answer_budget,
+        )
+        interrupted = slots[interrupt]
+        self.progress["closed_at"][interrupted] = self.progress["num_sampled"][interrupted]
+        self.progress["phrase_place"][interrupted] = 0
+        return truncate
+
+    def _rollout(self, slot: int, truncated: bool) -> Rollout:
+        """The completion in a slot, which has ended."""
+        progress = self.progress[slot]
+        written = self.written[slot, : progress["num_tokens"]]
+        arrays = {name: written[name].copy() for name in written.dtype.names}
+        return Rollout(
+            request=self.requests[slot],
+            **arrays,
+            interrupted=not arrays["sampled"].all(),  # the phrase is all that is ever forced
+            truncated=truncated,
+            began=float(progress["began"]),
+            ended=time.monotonic(),
+        )
+
+
+# --- requests -------------------------------------------------------------------------------------
 
 
 def make_requests(
@@ -108,124 +220,15 @@ def sample_all(engine: Engine, requests: list[Request]) -> list[Rollout]:
     """The rollouts of these requests, in their order, all sampled with the present parameters. A
     terminal shows how far it is."""
     engine.add(requests)
-    rollouts = {}
-    shown = {"desc": "sampling", "unit": "completion", "leave": False, "disable": None}
-    with tqdm(total=len(requests), **shown) as bar:
+    by_seed = {}
+    with tqdm(
+        desc="sampling", total=len(requests), unit="completion", leave=False, disable=None
+    ) as bar:
         while engine.unfinished:
             for rollout in engine.step():
-                rollouts[rollout.request.group, rollout.request.index] = rollout
+                by_seed[rollout.request.seed] = rollout
                 bar.update()
-    return [rollouts[request.group, request.index] for request in requests]
-
-
-# --- completions in their slots -------------------------------------------------------------------
-
-
-class Completions:
-    """The completions in the S slots of an engine: how far each has come, and the tokens that it
-    has so far.
-
-    The policy chooses a token, unless thinking was interrupted and the phrase is not complete: then
-    the next token is forced. The engine appends what `forced_tokens` returns, instead of a sampled
-    token.
-    """
-
-    def __init__(self, slots: int, decoding: Decoding):
-        self.decoding = decoding
-        # Token ids; -1 stands after the last one, since the policy chooses again there.
-        self.phrase = np.array([*decoding.phrase, -1])
-        self.requests = np.full(slots, None)  # objects: the Request in each slot
-        fields = [
-            ("num_tokens", np.int64),  # so far
-            ("num_sampled", np.int64),  # sampled ones; the others were forced
-            ("closed_at", np.int64),  # sampled tokens when thinking ended, -1 while it goes on
-            ("thinking_budget", np.int64),
-            ("phrase_place", np.int64),  # of the next token in `phrase`; if none is forced, its end
-            ("began", np.float64),  # time.monotonic()
-        ]
-        self.progress = np.zeros(slots, np.dtype(fields, align=True))
-        # As in Rollout. Each step writes to each slot, so what belongs to a token lies together.
-        fields = [
-            ("tokens", np.int32),
-            ("sampled", bool),
-            ("logprobs", np.float32),
-            ("versions", np.int32),
-        ]
-        self.written = np.zeros((slots, decoding.longest_completion), np.dtype(fields, align=True))
-
-    def begin(self, slot: int, request: Request) -> None:
-        """Put a request into a slot. With a thinking budget of 0 its thinking is interrupted at
-        once."""
-        self.requests[slot] = request
-        closed_at = -1 if self.decoding.thinks else 0
-        end_of_phrase = len(self.decoding.phrase)
-        # No token, of which none is sampled; then the other fields in their order.
-        begins = (0, 0, closed_at, request.thinking_budget, end_of_phrase, time.monotonic())
-        self.progress[slot] = begins
-        self._interrupt_or_truncate(np.array([slot]))
-
-    def forced_tokens(self, slots: np.ndarray) -> np.ndarray:
-        """The token that each of these slots [n] must take next, or -1 if the policy chooses it;
-        int64 [n]."""
-        return self.phrase[self.progress["phrase_place"][slots]]
-
-    def append(
-        self, slots: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray, version: int
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Add a token to each of these slots [n]: a forced one if `forced_tokens` asks for it, else
-        a sampled one. Returns two bool arrays [n]: which completions have ended, and which are
-        truncated."""
-        progress, sampled = self.progress, self.forced_tokens(slots) < 0
-        new = np.zeros(len(slots), self.written.dtype)
-        new["tokens"], new["sampled"], new["versions"] = tokens, sampled, version
-        new["logprobs"] = np.where(sampled, logprobs, 0.0)
-        self.written[slots, progress["num_tokens"][slots]] = new
-        progress["num_tokens"][slots] += 1
-        progress["num_sampled"][slots] += sampled
-        progress["phrase_place"][slots] += ~sampled
-        # EOS ends a completion. (np.isin takes three times as long.)
-        ended = sampled & (tokens[:, None] == self.decoding.eos).any(1)
-        # The first end of thinking closes it.
-        thinks = progress["closed_at"][slots] < 0
-        closed = slots[sampled & thinks & (tokens == self.decoding.end_of_thinking)]
-        progress["closed_at"][closed] = progress["num_sampled"][closed]
-        truncated = np.zeros_like(ended)
-        truncated[~ended] = self._interrupt_or_truncate(slots[~ended])
-        return ended, truncated
-
-    def _interrupt_or_truncate(self, slots: np.ndarray) -> np.ndarray:
-        """Interrupt thinking that has reached its budget, by forcing the phrase. Returns a mask of
-        truncated slots."""
-        progress = self.progress[slots]
-        interrupt, truncate = loss.interrupt_or_truncate(
-            self.decoding.length_control,
-            progress["num_sampled"],
-            progress["closed_at"],
-            progress["thinking_budget"],
-            self.decoding.answer_budget,
-        )
-        interrupted = slots[interrupt]
-        self.progress["closed_at"][interrupted] = self.progress["num_sampled"][interrupted]
-        self.progress["phrase_place"][interrupted] = 0
-        return truncate
-
-    def move(self, to: np.ndarray, slots: np.ndarray) -> None:
-        """Copy these slots to the slots `to`."""
-        for array in (self.requests, self.progress, self.written):
-            array[to] = array[slots]
-
-    def rollout(self, slot: int, truncated: bool) -> Rollout:
-        """The completion in a slot, which has ended."""
-        written = self.written[slot, : self.progress["num_tokens"][slot]]
-        arrays = {name: written[name].copy() for name in written.dtype.names}
-        return Rollout(
-            request=self.requests[slot],
-            **arrays,
-            interrupted=not arrays["sampled"].all(),  # the phrase is all that is ever forced
-            truncated=truncated,
-            began=float(self.progress["began"][slot]),
-            ended=time.monotonic(),
-        )
+    return [by_seed[request.seed] for request in requests]
 
 
 # --- which engine, and its settings ---------------------------------------------------------------
@@ -238,7 +241,7 @@ class EngineSettings:
     model: str  # folder or hub name
     # More than one: the model is split over them (vLLM's tensor parallelism).
     devices: tuple[str, ...]
-    dtype: str  # of the trunk
+    dtype: torch.dtype  # of the trunk
     threads: int  # CPU threads of this process
     slots: int  # completions in flight at once
     decoding: Decoding
@@ -257,17 +260,19 @@ def engine_settings(
     installed = importlib.util.find_spec("vllm") is not None
     if engine == "auto":
         engine = "vllm" if installed and not on_cpu else "torch"
-    if engine == "vllm" and not installed:
-        raise ValueError(
-            "--engine vllm: vLLM is not installed; `pip install -r requirements-vllm.txt` brings"
-            " it; --engine torch does not need it"
-        )
-    if engine == "torch" and len(devices) > 1:
-        raise ValueError("--tensor-parallel: only vLLM splits a model, and the engine is torch")
+    refuse(
+        engine == "vllm" and not installed,
+        "--engine vllm: vLLM is not installed; `pip install -r requirements-vllm.txt` brings it;"
+        " --engine torch does not need it",
+    )
+    refuse(
+        engine == "torch" and len(devices) > 1,
+        "--tensor-parallel: only vLLM splits a model, and the engine is torch",
+    )
     return EngineSettings(
         model=model,
         devices=devices,
-        dtype=str(trunk_dtype(settings, devices[0])).removeprefix("torch."),
+        dtype=trunk_dtype(settings, devices[0]),
         threads=cpu_threads(settings),
         slots=settings.slots or usual_slots(settings),
         decoding=decoding,

@@ -130,17 +130,16 @@ def children_inherit(**variables: str) -> Iterator[None]:
     """A child that is spawned in this block has these variables. It ignores Ctrl-C, which is for
     the trainer, and takes no module from the folder that the user stands in."""
     variables["PYTHONSAFEPATH"] = "1"
-    before = {name: os.environ.get(name) for name in variables}
+    before = dict(os.environ)
     os.environ.update(variables)
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
-        for name, value in before.items():
-            os.environ.pop(name)
-            if value is not None:
-                os.environ[name] = value
+        for name in variables:
+            del os.environ[name]
+        os.environ.update(before)
 
 
 # --- the generator, a process of its own ----------------------------------------------------------
@@ -164,10 +163,12 @@ def generator_process(
         while True:
             # 1. First take all the work, then the parameters. The trainer has read the version of a
             # group before it sent the work, so no token is sampled with parameters older than that.
-            while requests := _next_work(work, wait=sampler.engine.unfinished == 0):
-                sampler.add(requests)
-            if requests is None:
-                return
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    requests = work.get(timeout=0.0 if sampler.engine.unfinished else 1.0)
+                    if requests is None:
+                        return
+                    sampler.add(requests)
 
             # 2. One token for everything in flight.
             rollouts = sampler.step()
@@ -182,15 +183,6 @@ def generator_process(
             text = out_of_memory(error)
         reports.put(Report(error=text))
         raise SystemExit(1) from None
-
-
-def _next_work(work: queue.Queue, wait: bool) -> list[Request] | None:
-    """The next requests; [] if there are none yet; None: the generator is told to stop. With `wait`
-    they may take a second to come."""
-    try:
-        return work.get(timeout=1.0) if wait else work.get_nowait()
-    except queue.Empty:
-        return []
 
 
 class Sampler:
@@ -229,8 +221,7 @@ class Sampler:
 
     def report(self, rollouts: list[Rollout]) -> Report:
         """The report with these rollouts."""
-        for_training = [rollout for rollout in rollouts if not rollout.request.validation]
-        sampled = sum(int(rollout.sampled.sum()) for rollout in for_training)
+        sampled = sum(int(r.sampled.sum()) for r in rollouts if not r.request.validation)
         report = Report(rollouts, self.busy_seconds, sampled, self.events)
         self.busy_seconds, self.events = 0.0, []
         return report
@@ -243,13 +234,10 @@ def make_engine(settings: EngineSettings, model: PreTrainedModel | None = None) 
     torch.set_num_threads(settings.threads)
     if settings.engine == "vllm":
         return VllmEngine(settings)
-    model = model or load_model(settings.model)
-    device = torch.device(settings.devices[0])
-    dtype, fp32_head = getattr(torch, settings.dtype), settings.decoding.fp32_logits
-    put_on_device(model, device, dtype, fp32_head)
-    if settings.may_halve:
-        return engine_that_fits(model, settings.decoding, settings.slots)
-    return TorchEngine(model, settings.decoding, settings.slots)
+    model, device = model or load_model(settings.model), torch.device(settings.devices[0])
+    put_on_device(model, device, settings.dtype, settings.decoding.fp32_logits)
+    make = engine_that_fits if settings.may_halve else TorchEngine
+    return make(model, settings.decoding, settings.slots)
 
 
 def out_of_memory(error: BaseException) -> str:

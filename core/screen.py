@@ -36,8 +36,9 @@ class Progress:
         plain = 0 in size or os.environ.get("TERM") == "dumb"  # docker exec -t: 0 rows
         # A line that is too long loses its end, so what matters stands first.
         shape = "{n_fmt}/{total_fmt} {bar} {elapsed}<{remaining}{postfix}"
-        how = {"dynamic_ncols": True, "bar_format": shape, "disable": plain}
-        self.bar = tqdm(total=total, initial=done, **how)
+        self.bar = tqdm(
+            total=total, initial=done, dynamic_ncols=True, bar_format=shape, disable=plain
+        )
 
     def show(self, done: int, text: str) -> None:
         """Move to this step, and put the text beside the bar."""

@@ -8,8 +8,7 @@ from collections import defaultdict
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import Cache
+from transformers import Cache, DynamicCache, PreTrainedModel
 
 import loss
 from core.engine import Decoding, Engine
@@ -37,17 +36,19 @@ class SlotCache(Cache):
         """Copy the prompts' keys and values, as a plain forward left them in rows of `source`, to
         slots."""
         given = [part for layer in source.layers for part in (layer.keys, layer.values)]
-        for i, part in enumerate(given):
-            _, heads, width, head_size = part.shape  # keys and values may differ in size
-            if i == len(self.stored):  # these are the first prompts
-                shape = (self.slots, heads, self.positions, head_size)
-                self.stored.append(part.new_zeros(shape))
-            self.stored[i][slots_n, :, :width] = part[rows_n]
+        if not self.stored:
+            # Keys and values may differ in size.
+            self.stored = [
+                part.new_zeros(self.slots, part.shape[1], self.positions, part.shape[3])
+                for part in given
+            ]
+        for stored, part in zip(self.stored, given):
+            stored[slots_n, :, : part.shape[2]] = part[rows_n]
 
-    def move(self, to_n: Tensor, slots_n: Tensor, width: int) -> None:
-        """Copy the first `width` positions of slots over others."""
+    def move(self, to_n: Tensor, slots_n: Tensor) -> None:
+        """Copy what these slots have written over others."""
         for stored in self.stored:
-            stored[to_n, :, :width] = stored[slots_n, :, :width]
+            stored[to_n, :, : self.width] = stored[slots_n, :, : self.width]
 
     def place(self, positions_n: Tensor, width: int) -> None:
         """Set the positions at which the first n slots write next, and how many positions the model
@@ -68,10 +69,6 @@ class SlotCache(Cache):
             part[self.slots_n, :, self.positions_n] = new[:, :, 0]
         return [part[: len(self.slots_n), :, : self.width] for part in stored]
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
-        """0: positions are given explicitly."""
-        return 0
-
 
 class TorchEngine(Engine):
     """Continuous batching over slots of a preallocated KV cache, for any transformers causal LM.
@@ -85,21 +82,10 @@ class TorchEngine(Engine):
     def __init__(self, model: PreTrainedModel, decoding: Decoding, slots: int):
         super().__init__(slots, decoding)
         self.model, self.device = model, model.device
-        self.live = 0  # slots in use
         # What is known of a slot is on the CPU; only the model's forward and the sampling are on
-        # the device.
-        fields = [
-            ("token", np.int64),  # the last one, which the model reads next
-            ("position", np.int64),  # of this token
-            # Uniform, one for each token that is sampled.
-            ("noise", np.float64, decoding.thinking_budget + decoding.answer_budget),
-        ]
-        self.next = np.zeros(slots, fields)
+        # the device. The noise is uniform, a number for each token that is sampled.
+        self.noise = np.zeros((slots, decoding.thinking_budget + decoding.answer_budget))
         self.cache = SlotCache(slots, padded(decoding.longest, self.device))
-
-    @property
-    def in_flight(self) -> list[Request]:
-        return self.completions.requests[: self.live].tolist()
 
     def update(self, parameters: SharedParameters) -> None:
         self.version = parameters.read_into(self.model)
@@ -107,37 +93,21 @@ class TorchEngine(Engine):
     @torch.inference_mode()
     def step(self) -> list[Rollout]:
         self._admit()
-        if self.live == 0:
+        if not self.live.any():
             return []
-        slots = np.arange(self.live)
-        tokens, logprobs = self._sample(self._hidden(self.live))
-        # If thinking was interrupted, the next token of the phrase is forced; else it is -1.
-        forced = self.completions.forced_tokens(slots)
-        tokens = np.where(forced < 0, tokens, forced)
-        ended, truncated = self.completions.append(slots, tokens, logprobs, self.version)
-        self.next["token"][slots] = tokens
-        self.next["position"][slots] += 1
-        return self._release(ended | truncated, truncated)
+        tokens, logprobs = self._sample(self._hidden())
+        rollouts = self._append(np.flatnonzero(self.live), tokens, logprobs)
+        self._close_gaps()
+        return rollouts
 
-    @torch.inference_mode()
-    def fill_all_slots(self) -> None:
-        """Take all the memory that the engine can ever need: a step at the end of the longest
-        completions, after long prompts that all differ. Nothing of it is kept."""
-        vocabulary = self.model.config.get_text_config().vocab_size
-        rest = [0] * (self.decoding.prompt_budget - 1)
-        self.add([Request(i, 0, [i % vocabulary, *rest], 0, (0,)) for i in range(self.slots)])
-        self._admit()
-        self.next["position"] = self.decoding.longest - 1
-        self._sample(self._hidden(self.slots))
-        self.live = 0
-
-    def _hidden(self, n: int) -> Tensor:
+    def _hidden(self) -> Tensor:
         """The last hidden states of the live slots' newest tokens, [n, D] in the dtype of the
         trunk."""
-        token, position = self.next["token"][:n], self.next["position"][:n]
-        inputs = np.stack([token, position])  # one copy to the device
+        progress = self.progress[self.live]
+        tokens = progress["prompt_tokens"] + progress["num_tokens"]
+        inputs = np.stack([progress["last_token"], tokens - 1])  # one copy to the device
         tokens_n, positions_n = torch.from_numpy(inputs).to(self.device)
-        self.cache.place(positions_n, padded(int(position.max()) + 1, self.device))
+        self.cache.place(positions_n, padded(int(tokens.max()), self.device))
         unseen_nT = torch.arange(self.cache.width, device=self.device) > positions_n[:, None]
         dtype = self.model.dtype
         mask_nT = torch.where(unseen_nT, torch.finfo(dtype).min, 0.0).to(dtype)
@@ -161,8 +131,7 @@ class TorchEngine(Engine):
         else:
             # Inverse transform sampling: the first token at which the cumulative probability passes
             # the noise.
-            slots = np.arange(len(hidden_nD))
-            noise = self.next["noise"][slots, self.completions.progress["num_sampled"][slots]]
+            noise = self.noise[self.live, self.progress["num_sampled"][self.live]]
             noise_n1 = torch.from_numpy(noise).to(self.device)[:, None]
             cumulative_nV = logprobs_nV.double().exp().cumsum(-1)
             total_n1 = cumulative_nV[:, -1:]  # 1, up to rounding
@@ -173,67 +142,63 @@ class TorchEngine(Engine):
     def _admit(self) -> None:
         """Give free slots to waiting requests, if a sixteenth of the slots is free: a forward over
         prompts costs as much as a step."""
-        free = self.slots - self.live
-        count = min(free, len(self.waiting))
-        if count == 0 or (self.live > 0 and free < self.slots / 16):
+        free = np.flatnonzero(~self.live)
+        if self.live.any() and len(free) < self.slots / 16:
             return
-        prompts = defaultdict(list)  # the slots of each distinct prompt
-        for slot in range(self.live, self.live + count):
-            request = self.waiting.popleft()
-            self.completions.begin(slot, request)
-            prompts[tuple(request.prompt_ids)].append(slot)
-            self.next["token"][slot] = request.prompt_ids[-1]
-            self.next["position"][slot] = len(request.prompt_ids) - 1
-            np.random.default_rng(request.seed).random(out=self.next["noise"][slot])
+        prompts = defaultdict(list)  # slots by prompt
+        for slot in free[: len(self.waiting)]:
+            request = self.waiting.pop(0)
+            self._begin(slot, request)
+            # The next step reads the last token, like any other.
+            prompts[tuple(request.prompt_ids[:-1])].append(slot)
+            np.random.default_rng(request.seed).random(out=self.noise[slot])
         self._prefill(prompts)
-        self.live += count
 
     def _prefill(self, prompts: dict[tuple[int, ...], list[int]]) -> None:
-        """Keys and values of all prompt tokens but the last, which the next step reads like any
-        other."""
+        """Compute keys and values of these prompts once, and copy them to their slots."""
         longest_first = sorted(prompts, key=len, reverse=True)
         at_once = max(1, PROMPT_TOKENS_AT_ONCE // self.decoding.prompt_budget)
         for start in range(0, len(prompts), at_once):
             batch = longest_first[start : start + at_once]
             # Padding is on the right, where a causal model never looks; its keys and values are
             # overwritten.
-            width = padded(max(len(batch[0]) - 1, 1), self.device)
-            ids = np.zeros((len(batch), width), np.int64)
-            copies = []
-            for row, prompt in enumerate(batch):
-                ids[row, : len(prompt) - 1] = prompt[:-1]
-                copies += [(slot, row) for slot in prompts[prompt]]
-            cache = DynamicCache()
-            input_ids = torch.from_numpy(ids).to(self.device)
+            width = padded(max(len(batch[0]), 1), self.device)
+            ids = [prompt + (0,) * (width - len(prompt)) for prompt in batch]
+            input_ids, cache = torch.tensor(ids, device=self.device), DynamicCache()
             self.model.base_model(input_ids=input_ids, past_key_values=cache, use_cache=True)
+            copies = [(slot, row) for row, prompt in enumerate(batch) for slot in prompts[prompt]]
             slots_n, rows_n = torch.tensor(copies, device=self.device).T
             self.cache.fill(slots_n, cache, rows_n)
 
-    def _release(self, finished: np.ndarray, truncated: np.ndarray) -> list[Rollout]:
-        """Take the finished completions out of their slots and close the gaps with the last live
-        ones."""
-        done = np.flatnonzero(finished)
-        rollouts = [self.completions.rollout(slot, bool(truncated[slot])) for slot in done]
-        left = self.live - len(done)
-        gaps = done[done < left]
-        movers = left + np.flatnonzero(~finished[left:])
+    def _close_gaps(self) -> None:
+        """Move the last live completions to the slots of those that have ended."""
+        left = self.live.sum()
+        gaps = np.flatnonzero(~self.live[:left])
+        movers = left + np.flatnonzero(self.live[left:])
         if len(gaps):
-            self.completions.move(gaps, movers)
-            self.next[gaps] = self.next[movers]
+            for array in (self.live, self.requests, self.progress, self.written, self.noise):
+                array[gaps] = array[movers]
+            self.live[left:] = False
             to_n, slots_n = torch.from_numpy(np.stack([gaps, movers])).to(self.device)
-            self.cache.move(to_n, slots_n, int(self.next["position"][gaps].max()))
-        self.live = left
-        return rollouts
+            self.cache.move(to_n, slots_n)
 
 
+@torch.inference_mode()
 def engine_that_fits(model: PreTrainedModel, decoding: Decoding, slots: int) -> TorchEngine:
     """An engine with so many slots, or with a half, a quarter and so on of them: as many as its
-    device has memory for when all completions are as long as they can be. torch.OutOfMemoryError if
-    none fits."""
+    device has memory for. torch.OutOfMemoryError if none fits."""
+    vocabulary = model.config.get_text_config().vocab_size
+    rest = [0] * (decoding.prompt_budget - 1)
     while True:
         engine = TorchEngine(model, decoding, slots)
         try:
-            engine.fill_all_slots()
+            # All the memory that it can ever need: long prompts that all differ, then a step at the
+            # end of the longest completions. Nothing of it is kept.
+            engine.add([Request(i, 0, [i % vocabulary, *rest], 0, (0,)) for i in range(slots)])
+            engine._admit()
+            engine.progress["num_tokens"] = decoding.longest_completion
+            engine._sample(engine._hidden())
+            engine.live[:] = False
             return engine
         except torch.OutOfMemoryError:
             if slots == 1:
@@ -258,6 +223,6 @@ def refuse_wrong_over_slots(model: PreTrainedModel, name: str) -> None:
         engine = TorchEngine(model, Decoding(eos=(), prompt_budget=6, answer_budget=1), slots=2)
         engine.add([Request(0, 0, ids, 0, (0,)), Request(0, 1, ids[:-1], 0, (0,))])
         engine._admit()
-        error = (engine._hidden(2)[0] - plain_D).norm() / plain_D.norm()
+        error = (engine._hidden()[0] - plain_D).norm() / plain_D.norm()
         if not error < 1e-3:  # nor NaN
             raise ValueError(f"its hidden state is off by {error:.1%}")

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from core.engine import Engine, EngineSettings, NoEngine
-from core.rollouts import Request, Rollout, SharedParameters
+from core.rollouts import Rollout, SharedParameters
 
 # Bytes that vLLM does not count when it sizes its cache: 4 for each number of the head, three
 # times. The head in fp32 is made later. At each update there are a copy of it on the device, and
@@ -46,16 +46,8 @@ class VllmEngine(Engine):
         self.prompt_tokens = max(8192, settings.decoding.longest)
         self.engine = make_llm_engine(settings, self.prompt_tokens)
         self.parameters: SharedParameters | None = None  # the ones that the workers have
-        self.free = list(range(settings.slots))  # slots
         self.slot_of: dict[str, int] = {}  # of each piece in flight, by vLLM's name for it
-        # Requests share blocks of vLLM's prefix cache only if they have the same salt: the version
-        # at their beginning.
-        self.salts = [""] * settings.slots
         self.pieces = 0  # given to vLLM so far
-
-    @property
-    def in_flight(self) -> list[Request]:
-        return [self.completions.requests[slot] for slot in self.slot_of.values()]
 
     def update(self, parameters: SharedParameters) -> None:
         if parameters is not self.parameters:
@@ -68,12 +60,12 @@ class VllmEngine(Engine):
         # A completion without a sampled token has waited for room in vLLM's cache. It is given to
         # vLLM again, with a new salt. With the old one it could hit blocks of its prompt that hold
         # keys and values of older parameters.
-        sampled = self.completions.progress["num_sampled"]
-        unbegun = {name: slot for name, slot in self.slot_of.items() if sampled[slot] == 0}
-        self.engine.abort_request([*unbegun])
-        for name, slot in reversed(unbegun.items()):
-            self.waiting.appendleft(self.completions.requests[slot])
-            self.free.append(self.slot_of.pop(name))
+        sampled = self.progress["num_sampled"]
+        unbegun = [name for name, slot in self.slot_of.items() if sampled[slot] == 0]
+        self.engine.abort_request(unbegun)
+        slots = [self.slot_of.pop(name) for name in unbegun]
+        self.waiting[:0] = self.requests[slots]
+        self.live[slots] = False
 
     def step(self) -> list[Rollout]:
         self._admit()
@@ -86,64 +78,60 @@ class VllmEngine(Engine):
         tokens = [piece.token_ids[0] for piece in pieces]
         logprobs = [piece.logprobs[0][token].logprob for piece, token in zip(pieces, tokens)]
         slots = np.array([self.slot_of[name] for name in names])
-        ended, truncated = self.completions.append(
-            slots, np.array(tokens), np.array(logprobs), self.version
-        )
+        rollouts = self._append(slots, np.array(tokens), np.array(logprobs))
         # vLLM does not know of interruptions, and not of the budget of an answer.
-        interrupted = self.completions.forced_tokens(slots) >= 0
-        self.engine.abort_request([names[i] for i in np.flatnonzero(interrupted | truncated)])
-        for i in np.flatnonzero(interrupted):
-            self._submit(self.slot_of.pop(names[i]))
-        rollouts = []
-        for i in np.flatnonzero(ended | truncated):
-            slot = self.slot_of.pop(names[i])
-            rollouts.append(self.completions.rollout(slot, bool(truncated[i])))
-            self.free.append(slot)
+        live, forced = self.live[slots], self._forced_tokens(slots)
+        over = [names[i] for i in np.flatnonzero(~live | (forced >= 0))]
+        self.engine.abort_request(over)
+        for name in over:
+            slot = self.slot_of.pop(name)
+            if self.live[slot]:  # interrupted
+                self._submit(slot)
         return rollouts
 
     def _admit(self) -> None:
         """Begin waiting requests while there are slots for them and their prompts fit into this
         step."""
         tokens = self.prompt_tokens
-        while self.waiting and self.free and tokens >= len(self.waiting[0].prompt_ids):
-            request = self.waiting.popleft()
-            slot = self.free.pop()
+        for slot in np.flatnonzero(~self.live):
+            if not self.waiting or tokens < len(self.waiting[0].prompt_ids):
+                break
+            request = self.waiting.pop(0)
             tokens -= len(request.prompt_ids)
-            self.salts[slot] = f"version {self.version}"
-            self.completions.begin(slot, request)
+            self._begin(slot, request)
             self._submit(slot)
 
     def _submit(self, slot: int) -> None:
         """Append the forced tokens, if thinking was interrupted, and give vLLM all tokens so far as
         a prompt.
 
-        An interrupted completion keeps its salt. So it finds the full blocks of its own past in the
-        prefix cache, with keys and values of older parameters. Tokens that did not fill a block are
-        computed again, with the newest parameters.
+        Requests share blocks of vLLM's prefix cache only if they have the same salt: the version at
+        their beginning. So an interrupted completion finds the full blocks of its own past there,
+        with keys and values of older parameters. Tokens that did not fill a block are computed
+        again, with the newest parameters.
         """
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
         slots = np.array([slot])
-        while (forced := self.completions.forced_tokens(slots)) >= 0:
-            self.completions.append(slots, forced, np.zeros(1), self.version)
-        request, progress = self.completions.requests[slot], self.completions.progress[slot]
-        count = int(progress["num_tokens"])
-        budgets = request.thinking_budget + self.decoding.answer_budget
+        while self._forced_tokens(slots) >= 0:
+            self._append(slots, np.zeros(1), np.zeros(1))
+        request, count = self.requests[slot], int(self.progress["num_tokens"][slot])
         sampling = SamplingParams(
             temperature=self.decoding.temperature,
             # Each piece has its own noise: with one seed the answer would get the noise of the
             # thinking.
             seed=int(np.random.default_rng((*request.seed, count)).integers(2**62)),
             logprobs=0,
-            max_tokens=budgets - int(progress["num_sampled"]),
+            max_tokens=None,  # `step` ends what is too long
             stop_token_ids=list(self.decoding.eos),
             ignore_eos=True,  # the ids above are all that ends a completion
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
         )
-        ids = request.prompt_ids + self.completions.written["tokens"][slot, :count].tolist()
-        prompt = {"prompt_token_ids": ids, "cache_salt": self.salts[slot]}
+        ids = request.prompt_ids + self.written["tokens"][slot, :count].tolist()
+        began_with = self.written["versions"][slot, 0] if count else self.version
+        prompt = {"prompt_token_ids": ids, "cache_salt": f"version {began_with}"}
         name = str(self.pieces)
         self.pieces += 1
         self.engine.add_request(name, prompt, sampling)
@@ -185,7 +173,6 @@ def make_llm_engine(settings: EngineSettings, prompt_tokens: int):
             enable_prefix_caching=True,
             async_scheduling=False,
             logprobs_mode="processed_logprobs",
-            disable_log_stats=True,
         )
         config = arguments.create_engine_config()
         if not on_cpu:
@@ -199,7 +186,7 @@ def make_llm_engine(settings: EngineSettings, prompt_tokens: int):
         if "memory" in reason.lower():
             reason += "; raise or lower --generator-memory, or lower --thinking-budget or --slots"
         raise NoEngine(f"--engine vllm: {reason}") from error
-    if decoding.fp32_logits and settings.dtype != "float32":
+    if decoding.fp32_logits and settings.dtype != torch.float32:
         engine.collective_rpc(_keep_head_in_fp32)
     return engine
 
@@ -208,14 +195,19 @@ def _set_environment(on_cpu: bool, threads: int) -> None:
     """What vLLM reads when it is imported. What the user has set stays."""
     # The engine is in this process, and does one step a call.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    wanted = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
-    # The runner that vLLM takes on a CPU, and that the tests run; on a GPU it has another.
-    wanted["VLLM_USE_V2_MODEL_RUNNER"] = "0"
-    if on_cpu:  # nothing is compiled; threads are not pinned to cores that the trainer may be on
-        wanted |= {"TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-        wanted["OMP_NUM_THREADS"] = str(threads)
-    for name, value in wanted.items():
-        os.environ.setdefault(name, value)
+    wanted = {
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_NO_USAGE_STATS": "1",
+        # The runner that vLLM takes on a CPU, and that the tests run; on a GPU it has another.
+        "VLLM_USE_V2_MODEL_RUNNER": "0",
+    }
+    if on_cpu:
+        wanted |= {
+            "TORCHDYNAMO_DISABLE": "1",  # nothing is compiled
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # to no cores, which the trainer may be on
+            "OMP_NUM_THREADS": str(threads),
+        }
+    os.environ.update(wanted | os.environ)
 
 
 # --- what runs in vLLM's worker: this process or, with several devices, one for each --------------

@@ -50,17 +50,24 @@ def decoding(tokenizer, **changes) -> Decoding:
     return dataclasses.replace(make_decoding(tokenizer, settings), **changes)
 
 
+def settings_of(
+    folder, name="torch", dtype=torch.float32, slots=8, devices=(DEVICE,), **changes
+) -> EngineSettings:
+    """What an engine is made of, with these changes of `decoding`."""
+    rules = decoding(load_tokenizer(folder), **changes)
+    # Many share a GPU.
+    return EngineSettings(folder, devices, dtype, 1, slots, rules, name, memory=0.05)
+
+
 def requests(
-    tokenizer, prompts, completions, thinking=THINKING, seed=0, validation=False, groups_from=0
+    tokenizer, prompts, completions, thinking=THINKING, seed=0, validation=False
 ) -> list[Request]:
     """Requests for completions of these problems."""
-    made = []
-    for i, problem in enumerate(prompts):
-        ids = render(tokenizer, problem.prompt)
-        for j in range(completions):
-            group, noise = groups_from + i, (seed, i, j)
-            made.append(Request(group, j, ids, thinking, noise, validation))
-    return made
+    return [
+        Request(i, j, render(tokenizer, problem.prompt), thinking, (seed, i, j), validation)
+        for i, problem in enumerate(prompts)
+        for j in range(completions)
+    ]
 
 
 def finish(engine) -> list[Rollout]:
@@ -97,24 +104,21 @@ def samples_takes_updates_validates_and_stops(settings: EngineSettings) -> None:
         assert generator.slots == settings.slots
         for version in (1, 2):
             change(shared, model, version)
-            validation = version == 2
-            wanted = requests(tokenizer, PROMPTS, 2, thinking=9, validation=validation)
-            reports, rollouts, began = [], [], time.monotonic()
+            wanted = requests(tokenizer, PROMPTS, 2, thinking=9, validation=version == 2)
+            rollouts, taken, began = [], [], time.monotonic()
             generator.give(wanted)
             while len(rollouts) < len(wanted):
-                reports += generator.read_reports(60)
-                rollouts = [rollout for report in reports for rollout in report.rollouts]
+                for report in generator.read_reports(60):
+                    rollouts += report.rollouts
+                    taken += [event[2] for event in report.events]
                 time.sleep(0.001)
             # It has waited, and taken this version over.
-            assert {version, None} <= {taken for each in reports for _, _, taken in each.events}
+            assert {version, None} <= {*taken}
             assert {rollout.request.seed for rollout in rollouts} == {each.seed for each in wanted}
             for rollout in rollouts:
                 assert began <= rollout.began < rollout.ended <= time.monotonic()
                 assert (rollout.versions == version).all()
-                assert largest_error(rollout, plain_logprobs(model, rollout)) < 1e-4
-            sampled = sum(int(rollout.sampled.sum()) for rollout in rollouts)
-            assert sum(report.sampled_tokens for report in reports) == sampled * (not validation)
-            assert (sum(report.busy_seconds for report in reports) > 0) != validation
+                assert largest_error(rollout, model) < 1e-4
         generator.stop()
         generator.process.join(60)
         assert generator.process.exitcode == 0
@@ -122,7 +126,7 @@ def samples_takes_updates_validates_and_stops(settings: EngineSettings) -> None:
         generator.close()
 
 
-def plain_logprobs(model, rollout: Rollout, old=None, kept=0, temperature=1.0) -> np.ndarray:
+def plain_logprobs(rollout: Rollout, model, old=None, kept=0, temperature=1.0) -> np.ndarray:
     """log-probabilities of a rollout's tokens by forwards over the whole sequence. With `old`, keys
     and values of the first `kept` positions are those of the model `old`, which has sampled what
     they lead to."""
@@ -139,38 +143,28 @@ def plain_logprobs(model, rollout: Rollout, old=None, kept=0, temperature=1.0) -
     return logprobs.gather(-1, ids[0, prompt:, None])[:, 0].numpy()
 
 
-def largest_error(rollout: Rollout, expected: np.ndarray, start=0) -> float:
-    """The most that the recorded log-probabilities of sampled tokens are off, from completion token
-    `start` on."""
-    counts = rollout.sampled & (np.arange(len(rollout.tokens)) >= start)
-    return float(np.abs(expected - rollout.logprobs)[counts].max(initial=0.0))
+def largest_error(rollout: Rollout, *of_model, start=0, end=None) -> float:
+    """The most that the recorded log-probabilities of sampled tokens are off, of these completion
+    tokens. of_model: as in `plain_logprobs`."""
+    errors = np.abs(plain_logprobs(rollout, *of_model) - rollout.logprobs)
+    return errors[start:end][rollout.sampled[start:end]].max(initial=0.0)
 
 
 def ends_as_it_should(rollout: Rollout, rules: Decoding) -> tuple:
-    """Replays a rollout token by token, by the rules in words, and says which way it went. With the
-    length penalty all is answer, and both budgets are one."""
-    budget, answer = rollout.request.thinking_budget, rules.answer_budget
-    closed, n, interrupted, place, how = None if rules.thinks else 0, 0, False, 0, None
-    if rules.length_control == "penalty":
-        closed, answer = 0, budget + answer
-    while how is None:
-        if closed is None and n == budget:
-            phrase = slice(place, place + len(rules.phrase))
-            assert rollout.tokens[phrase].tolist() == list(rules.phrase)
-            assert not rollout.sampled[phrase].any() and not rollout.logprobs[phrase].any()
-            interrupted, closed, place = True, n, phrase.stop
-        if closed is not None and n - closed == answer:
-            how = "truncated"
-            break
-        assert rollout.sampled[place] and rollout.logprobs[place] < 0
-        token, n, place = rollout.tokens[place], n + 1, place + 1
-        if token in rules.eos:
-            how = "ended"
-        elif token == rules.end_of_thinking and closed is None:
-            closed = n
-    arrays = (rollout.tokens, rollout.sampled, rollout.logprobs, rollout.versions)
-    assert {len(array) for array in arrays} == {place}
-    assert rollout.interrupted == interrupted and rollout.truncated == (how == "truncated")
-    if closed is None:
-        return "not closed", n == budget
-    return how, interrupted and 1 + budget, closed == budget, n > budget
+    """Asserts that a rollout follows the rules, and says which way it went. With the length penalty
+    all is answer, and both budgets are one."""
+    budget, penalty = rollout.request.thinking_budget, rules.length_control == "penalty"
+    thinks, answer = rules.thinks and not penalty, rules.answer_budget + budget * penalty
+    chosen, forced = rollout.tokens[rollout.sampled], np.flatnonzero(~rollout.sampled)
+    n, ended = len(chosen), chosen[-1] in rules.eos
+    # Sampled tokens when thinking ends, by itself or by force, if it comes so far.
+    itself = np.flatnonzero(chosen[:budget] == rules.end_of_thinking) + 1
+    closed = min([*itself, budget]) if thinks else 0
+    interrupted = thinks and n > budget and len(itself) == 0
+    assert rollout.interrupted == interrupted and rollout.truncated != ended
+    assert forced.tolist() == [*range(budget, budget + len(rules.phrase))] * interrupted
+    assert rollout.tokens[forced].tolist() == [*rules.phrase] * interrupted
+    assert not rollout.logprobs[forced].any() and (rollout.logprobs[rollout.sampled] < 0).all()
+    assert not np.isin(chosen[:-1], rules.eos).any()
+    assert n - closed <= answer and (ended or n - closed == answer)
+    return ended, interrupted and 1 + budget, np.sign(n - closed), closed == budget, n > budget

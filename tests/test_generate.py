@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import json
 import os
-import queue
 import re
 import shutil
 import subprocess
@@ -14,11 +13,11 @@ import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock, call
 
 import numpy as np
 import pytest
 import torch
-import transformers
 from conftest import save_random, sizes
 from sampling import (
     PROMPTS,
@@ -28,13 +27,15 @@ from sampling import (
     requests,
     run_generate,
     samples_takes_updates_validates_and_stops,
+    settings_of,
 )
 from tokenizers.processors import TemplateProcessing
+from transformers import BloomConfig, DogeConfig, RwkvConfig
 
 import core.model
 import generate
 from core import generators, torch_engine
-from core.engine import EngineSettings, sample_all
+from core.engine import sample_all
 from core.model import (
     completion_texts,
     end_tokens,
@@ -58,12 +59,6 @@ from docs.make_base import make_tokenizer
 from machinery.evaluation import judge_all
 
 ROOT = Path(__file__).parent.parent
-
-
-def settings_of(folder, **changes) -> EngineSettings:
-    """What a generator of 8 slots is made of."""
-    made = EngineSettings(folder, ("cpu",), "float32", 1, 8, decoding(load_tokenizer(folder)))
-    return dataclasses.replace(made, **changes)
 
 
 # --- the engine -----------------------------------------------------------------------------------
@@ -91,18 +86,13 @@ def test_few_slots_and_the_widths_of_a_gpu_sample_what_many_slots_do(models, mon
 def test_a_model_that_cannot_be_sampled_over_slots_is_refused_in_one_sentence(models, tmp_path):
     """RWKV's cache is none of keys and values, and Bloom's attention takes places in the cache for
     positions. Doge can be sampled, which names the mask in a call."""
-    tokenizer = make_tokenizer()
-    names = dict(vocab_size=len(tokenizer), hidden_size=32, eos_token_id=1, bos_token_id=None)
-    layers = dict(num_hidden_layers=2, context_length=256)
-    doge = transformers.DogeConfig(**sizes(tokenizer), num_key_value_heads=2, head_dim=8)
-    for folder in (*models.values(), save_random(doge, tmp_path / "doge", tokenizer)):
-        torch_engine.refuse_wrong_over_slots(load_model(folder), folder)
-    for config in (
-        transformers.RwkvConfig(**names, **layers),
-        transformers.BloomConfig(**names, n_layer=2, n_head=4),
-    ):
-        folder = save_random(config, tmp_path / config.model_type, tokenizer, std=0.3)
-        with pytest.raises(ValueError, match=rf"^--model {folder}: .*over slots[^\n]*$"):
+    tokenizer, folders = make_tokenizer(), dict(models)
+    for kind in (DogeConfig, RwkvConfig, BloomConfig):
+        folder = tmp_path / kind.model_type
+        folders[kind] = save_random(kind(**sizes(tokenizer)), folder, tokenizer, std=0.3)
+    for kind, folder in folders.items():
+        refused = pytest.raises(ValueError, match=rf"^--model {folder}: .*over slots[^\n]*$")
+        with refused if kind in (RwkvConfig, BloomConfig) else contextlib.nullcontext():
             torch_engine.refuse_wrong_over_slots(load_model(folder), folder)
 
 
@@ -120,7 +110,6 @@ def test_a_model_with_parts_that_are_not_supported_is_refused(models, name, valu
     model, tokenizer = load(models["llama"])
     language = model.config
     model.config = SimpleNamespace(get_text_config=lambda: language)
-    refuse_unusual(model, "llama")
     refuse_too_long(model, decoding(tokenizer))
     setattr(language, name, value)
     with pytest.raises(ValueError, match=message):
@@ -134,31 +123,25 @@ def test_a_model_with_parts_that_are_not_supported_is_refused(models, name, valu
 def test_pitfall_13_readers_get_whole_versions_and_the_newest(models):
     """A writer at full speed writes versions whose parameters all equal the version; no mixture is
     ever read."""
-    (model, _), (reader, _) = load(models["llama"]), load(models["llama"])
-    shared, stop = SharedParameters(model), threading.Event()
+    model, reader = load_model(models["llama"]), load_model(models["llama"])
+    shared = SharedParameters(model)
     assert shared.version == -1
 
     @torch.no_grad()
     def write():
-        for version in itertools.count(1):
+        for version in range(1000):
             for parameter in model.parameters():
                 parameter.fill_(version)
             shared.write(model.named_parameters(), version)
-            if stop.is_set():
-                return
 
-    writer = threading.Thread(target=write)
+    writer, seen = threading.Thread(target=write), []
     writer.start()
-    try:
-        seen = []
-        while len({*seen}) <= 10 or len(seen) < 60:
-            at_least = shared.version
-            seen.append(shared.read_into(reader))
-            assert seen[-1] >= at_least and len(seen) < 10_000
-            assert all((parameter == seen[-1]).all() for parameter in reader.parameters())
-    finally:
-        stop.set()
-        writer.join()
+    while writer.is_alive():
+        at_least = shared.version
+        seen.append(shared.read_into(reader))
+        assert seen[-1] >= at_least
+        assert all((parameter == seen[-1]).all() for parameter in reader.parameters())
+    assert len({*seen}) > 10
 
 
 def test_pitfall_12_a_writer_that_died_in_the_middle_is_a_time_out_and_not_a_hang(models):
@@ -173,53 +156,45 @@ def test_pitfall_12_a_writer_that_died_in_the_middle_is_a_time_out_and_not_a_han
         shared.read_into(model, timeout=0.05)
 
 
-@pytest.mark.parametrize("status", [0, 2])
+@pytest.mark.parametrize("refused", [False, True])
 def test_memory_is_locked_as_long_as_its_object_is_there_or_a_warning_comes(
-    models, monkeypatch, capsys, status
+    models, monkeypatch, capsys, refused
 ):
     """Locked for longer, copies would go to its pages, whatever lies at their address. And CUDA
     keeps an error until it is asked for: a first kernel takes it."""
-    locked, kernels = [], []
-
-    def refuses(status):
-        if status:
-            raise torch.cuda.CudaError.__new__(torch.cuda.CudaError, f"out of memory ({status})")
-
-    def kernel(*_, device):
-        kernels.append(device)
-        raise RuntimeError("CUDA error: out of memory")
-
-    cudart = SimpleNamespace(
-        cudaHostRegister=lambda *about: locked.append(about) or status,
-        cudaHostUnregister=lambda address: locked.remove((address, size, 0)),
-    )
-    monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
-    monkeypatch.setattr(torch.cuda, "check_error", refuses)
-    monkeypatch.setattr(torch, "zeros", kernel)
-    parameters = SharedParameters(load(models["llama"])[0])
+    parameters = SharedParameters(load_model(models["llama"]))
     address, size = parameters.flat.data_ptr(), parameters.flat.nbytes
+    cuda = Mock(CudaError=OSError)
+    cuda.check_error.side_effect = OSError("out of memory (2)") if refused else None
+    cuda.zeros.side_effect = RuntimeError("CUDA error: out of memory")
+    monkeypatch.setattr(torch, "cuda", cuda)
+    monkeypatch.setattr(torch, "zeros", cuda.zeros)
+    lock, unlock = cuda.cudart().cudaHostRegister, cuda.cudart().cudaHostUnregister
     parameters.pin()
+    lock.assert_called_once_with(address, size, 0)
+    cuda.check_error.assert_called_once_with(lock.return_value)
     said = "warning: the driver does not lock shared memory (out of memory (2)): copies are slower"
-    assert locked == [(address, size, 0)]
-    assert (said in capsys.readouterr().err) == bool(status) and kernels == ["cuda"] * bool(status)
+    assert (said in capsys.readouterr().err) == cuda.zeros.called == refused
+    assert not unlock.called
     del parameters
-    assert bool(locked) == bool(status)
+    assert unlock.mock_calls == ([] if refused else [call(address)])
 
 
 def test_parameters_go_to_a_device_as_they_are_and_are_cast_there(models, monkeypatch):
     """A copy from a CPU that casts would do that on the CPU. And the copies have ended before the
     reader asks whether the version was complete. A reader may have a head of its own. Checked on
     torch's device without memory."""
-    model = load_model(models["llama-grouped-tied"])
+    model, asked = load_model(models["llama-grouped-tied"]), Mock()
     shared = parameters_of(model)
-    events, holds = [], shared.holds
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: events.append("synchronized"))
-    monkeypatch.setattr(shared, "holds", lambda version: events.append("holds") or holds(version))
+    asked.holds.return_value = True
+    monkeypatch.setattr(torch.cuda, "synchronize", asked.synchronize)
+    monkeypatch.setattr(shared, "holds", asked.holds)
     given = dict(shared.on(torch.device("meta"), [*shared.shapes, "lm_head.weight"]))
     assert {(each.device.type, each.dtype) for each in given.values()} == {("meta", torch.float32)}
     assert given["lm_head.weight"].shape == model.lm_head.weight.shape
     assert shared.read_into(model.bfloat16().to("meta")) == 0
-    assert events == ["synchronized", "holds", "synchronized", "holds"]
+    order = [name for name, *_ in asked.mock_calls]
+    assert order == ["synchronize", "holds", "synchronize", "holds"]
 
 
 # --- texts ----------------------------------------------------------------------------------------
@@ -233,13 +208,11 @@ def rollout_of(tokenizer, text, sampled=None, prompt="1") -> Rollout:
 
 def test_a_completion_is_all_answer_if_the_prompt_closes_thinking(chat_models):
     tokenizer = load_tokenizer(chat_models["qwen3"])
-    settings = Sampling(prompt_budget=100)
     tokenizer.chat_template = tokenizer.chat_template.replace(
         "<think>\n", "<think>\n{% if not enable_thinking %}\n</think>\n\n{% endif %}"
     )
     for thinking in (True, False):
-        chosen = dataclasses.replace(settings, thinking=thinking)
-        assert make_decoding(tokenizer, chosen).thinks == thinking
+        assert make_decoding(tokenizer, Sampling(thinking=thinking)).thinks == thinking
 
 
 def test_every_eos_that_a_models_files_name_ends_a_completion(models, chat_models, tmp_path):
@@ -250,6 +223,10 @@ def test_every_eos_that_a_models_files_name_ends_a_completion(models, chat_model
     rewrite(folder / "config.json", eos_token_id=[1, 2])
     tokenizer = load_tokenizer(str(folder))
     assert {*end_tokens(tokenizer)} == {1, 2, tokenizer.eos_token_id}
+    rewrite(folder / "config.json", eos_token_id=None)
+    tokenizer.eos_token = None
+    with pytest.raises(ValueError, match="no completion could end"):
+        end_tokens(tokenizer)
 
 
 def rewrite(path, **changes):
@@ -272,9 +249,9 @@ def test_a_prompt_is_worded_as_the_data_are_and_follows_the_system_prompt(
     chat_models, tmp_path, capsys
 ):
     (tmp_path / "my.jsonl").write_text('{"problem": "1+1?", "answer": "2"}\n' * 3)
-    about = ["--model", chat_models["qwen3"], "--data", str(tmp_path / "my.jsonl")]
-    about += ["--defaults", "toy", "--prompt-budget", "200", "--thinking-budget", "2", "3"]
-    assert run_generate([*about, "--prompt", "7+8?", "--instruction", "Be brief."]) == 0
+    about = f"--model {chat_models['qwen3']} --data {tmp_path}/my.jsonl --prompt 7+8?"
+    about += " --defaults toy --prompt-budget 200 --thinking-budget 2 3 --instruction"
+    assert run_generate([*about.split(), "Be brief."]) == 0
     assert capsys.readouterr().out.startswith("prompt  | 7+8?\n        | \n        | Be brief.")
     tokenizer = load_tokenizer(chat_models["qwen3"])
     asked = tokenizer.decode(render(tokenizer, "hi", system="You add."))
@@ -309,23 +286,16 @@ def test_tasks_and_readers_get_texts_with_the_usual_markers(models, chat_models)
 # --- what cannot be -------------------------------------------------------------------------------
 
 
-TEMPLATE_FAILS = "its chat template cannot be used"
-
-
 @pytest.mark.parametrize(
     "file, changes, message",
     [
         ("config.json", {"num_hidden_layers": 9}, r"lack \d+ weights, model.layers.\S+ first"),
-        ("config.json", {"hidden_act": "none"}, r"could not be loaded \(KeyError: 'none'\)"),
         ("config.json", {"model_type": "new"}, "could not be loaded"),
         ("tokenizer_config.json", {"tokenizer_class": 1}, "could not be loaded"),
-        ("tokenizer_config.json", {"eos_token": None}, "no completion could end"),
-        ("chat", "{{ 1 + 'a' }}", rf"{TEMPLATE_FAILS} \(TypeError"),
-        ("chat", "{{ raise_exception('no') }}", rf"{TEMPLATE_FAILS} \(TemplateError: no"),
+        ("chat", "{{ raise_exception('no') }}", r"template cannot be used \(TemplateError: no"),
         ("chat", "<think>", "drops the prompt: two have the same tokens"),
         ("flags", {"end_of_thinking": "12"}, "wants exactly one"),
         ("flags", {"interruption_phrase": ""}, "does not close thinking"),
-        ("prompts", "77*7=", "no tokens for a part of the prompt .*<unk>"),
         ("prompts", "1 + 1=", "no tokens for a part of the prompt .*<unk>"),
     ],
 )
@@ -336,8 +306,6 @@ def test_a_model_that_cannot_be_used_is_refused_in_one_sentence(
     folder = Path(shutil.copytree(models["llama"], tmp_path / "model"))
     if file.endswith(".json"):
         rewrite(folder / file, **changes)
-        for other in ("config.json", "generation_config.json"):
-            rewrite(folder / other, **({"eos_token_id": None} if "eos_token" in changes else {}))
     with pytest.raises(ValueError, match=message) as refused:
         load_model(str(folder))
         tokenizer = load_tokenizer(str(folder))
@@ -360,15 +328,14 @@ def test_only_prompts_that_may_be_too_long_are_rendered_before_a_run(monkeypatch
     most = len(usual(tokenizer, "9999+9999="))
     with pytest.raises(ValueError, match=f"--prompt-budget {most} would be enough"):
         refuse_prompts(tokenizer, prompts, Sampling(prompt_budget=most - 1))
-    assert len(asked) >= 9000, "all that have ten characters"
 
 
 def test_code_that_lies_in_a_models_folder_is_never_run(models, tmp_path, monkeypatch):
     """And nobody is asked whether it may be."""
     folder = shutil.copytree(models["llama"], tmp_path / "hostile")
     (folder / "hostile.py").write_text(f"open({str(tmp_path / 'it ran')!r}, 'w')\n")
-    classes = {"AutoConfig": "hostile.C", "AutoModelForCausalLM": "hostile.M"}
-    classes |= {"AutoTokenizer": ["hostile.T", None]}
+    names = {"AutoConfig": "hostile.C", "AutoModelForCausalLM": "hostile.M"}
+    classes = names | {"AutoTokenizer": ["hostile.T", None]}
     rewrite(folder / "config.json", model_type="hostile", auto_map=classes)
     rewrite(folder / "tokenizer_config.json", tokenizer_class="Hostile", auto_map=classes)
     monkeypatch.setattr("builtins.input", lambda *_: "y")
@@ -386,9 +353,6 @@ def test_a_model_is_a_folder_here_or_beside_the_scripts_or_a_name_on_the_hub(tmp
     Path("runs/mine/model").mkdir(parents=True)
     for name in ("runs/mine/model", "Qwen/Qwen3-0.6B", "gpt2"):
         assert model_path(name) == name
-    for name in ("./nothing", "runs/nothing", "runs/mine"):
-        with pytest.raises(ValueError, match=f"--model {name}: it could not be loaded"):
-            load_tokenizer(name)
 
 
 # --- the process ----------------------------------------------------------------------------------
@@ -403,11 +367,12 @@ def test_only_the_share_of_training_counts_as_busy_while_a_validation_is_sampled
 ):
     """Three completions of two tokens and one of four, by a clock by which each step of the engine
     takes one second."""
-    model, tokenizer = load(models["llama"])
-    seconds = itertools.count()
-    monkeypatch.setattr(generators, "time", SimpleNamespace(monotonic=lambda: float(next(seconds))))
-    rules = decoding(tokenizer, eos=(), length_control="penalty", answer_budget=1)
-    sampler = generators.Sampler(settings_of(models["llama"], decoding=rules), parameters_of(model))
+    clock = Mock()
+    clock.monotonic.side_effect = itertools.count(0.0)
+    monkeypatch.setattr(generators, "time", clock)
+    rules = dict(eos=(), length_control="penalty", answer_budget=1)
+    settings = settings_of(models["llama"], **rules)
+    sampler = generators.Sampler(settings, parameters_of(load_model(models["llama"])))
     sampler.engine.add([Request(0, i, [1], 1, (i,)) for i in range(3)])
     sampler.engine.add([Request(0, 0, [1], 3, (3,), validation=True)])
     rollouts = [rollout for _ in range(4) for rollout in sampler.step()]
@@ -416,28 +381,16 @@ def test_only_the_share_of_training_counts_as_busy_while_a_validation_is_sampled
     assert sampler.report([]) == Report()
 
 
-def test_pitfall_12_an_exception_in_a_generator_travels_with_its_traceback(models, monkeypatch):
-    monkeypatch.setattr(generators, "belong_to_the_run", lambda: None)
-    work, reports = queue.Queue(), queue.Queue()
-    parameters = parameters_of(load_model(models["llama"]))
-    work.put([Request(0, 0, [1] * 99, 1, (0,))])
-    with pytest.raises(SystemExit) as ended:
-        generators.generator_process(settings_of(models["llama"]), parameters, work, reports)
-    assert ended.value.code == 1 and reports.get_nowait() == Report(slots=8)
-    error = reports.get_nowait().error
-    assert "RuntimeError" in error and "Traceback" in error
-
-
 # --- the command ----------------------------------------------------------------------------------
 
 
 def test_the_command_prints_completions_and_mean_at_k(capsys, tmp_path):
-    assert run_generate(["--prompt", "4729+8153=", "--samples", "9", "--temperature", "0"]) == 0
+    assert run_generate("--prompt 4729+8153= --samples 9 --temperature 0".split()) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[::2] == ["prompt  | 4729+8153="] * 9
     assert len({*lines[1::2]}) == 1 and lines[1].startswith("reply   | ")
     log = tmp_path / "evaluations.jsonl"
-    assert run_generate(["--evaluate", "--problems", "5", "--samples", "4", "--log", str(log)]) == 0
+    assert run_generate(f"--evaluate --problems 5 --samples 4 --log {log}".split()) == 0
     printed, figures = capsys.readouterr().out, json.loads(log.read_text())
     assert figures["step"] == figures["compute_flops"] == 0  # no run has made the shipped model
     assert "5 problems, 4 completions of each" in printed and figures["num_examples"] == 20
@@ -450,8 +403,8 @@ def test_a_completion_that_is_right_in_part_is_not_called_wrong_and_a_truncated_
     rollouts = [given_rollout([1], [i]) for i in range(5)]
     rollouts[4] = dataclasses.replace(rollouts[4], truncated=True)
     verdicts = [Verdict(1.0), Verdict(0.95), Verdict(0.0), Verdict(0.0, "died"), Verdict(1.0)]
-    (right,), (in_part,), (wrong,) = generate.examples(rollouts, verdicts).values()
-    assert [right, in_part, wrong] == rollouts[:3]
+    kinds = generate.examples(rollouts, verdicts).values()
+    assert [[*chosen.values()] for chosen in kinds] == [[each] for each in rollouts[:3]]
     pool = SimpleNamespace(judge=lambda items: [(i, verdicts[i]) for i, _, _ in items])
     judged = judge_all(pool, [None], rollouts, [""] * 5)
     assert judged == [*verdicts[:4], Verdict(False)]
@@ -460,23 +413,21 @@ def test_a_completion_that_is_right_in_part_is_not_called_wrong_and_a_truncated_
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ([], "say one of --prompt"),
-        (["--prompt", "1+1=", "--evaluate"], "say one of --prompt"),
-        (["--prompt", "1+1=", "--log", "log.jsonl"], "--log goes with --evaluate"),
-        (["--evaluate", "--log", "nowhere/log.jsonl"], "--log nowhere/log.jsonl: there is no"),
-        (["--evaluate", "--data", "nothing"], "no such file or folder"),
-        (["--prompt", "1+1="], r"out of memory \(Unable to allocate 9 TiB\): lower --slots or"),
+        ("", "say one of --prompt"),
+        ("--prompt 1+1= --evaluate", "say one of --prompt"),
+        ("--prompt 1+1= --log log.jsonl", "--log goes with --evaluate"),
+        ("--evaluate --log nowhere/log.jsonl", "--log nowhere/log.jsonl: there is no"),
+        ("--evaluate --data nothing", "no such file or folder"),
+        ("--prompt 1+1=", r"out of memory \(Unable to allocate 9 TiB\): lower --slots or"),
     ],
 )
 def test_what_the_command_cannot_do_is_one_line_and_status_2(
     monkeypatch, capsys, arguments, message
 ):
-    def full(*_):
-        raise MemoryError("Unable to allocate 9 TiB. More words.")
-
-    monkeypatch.setattr(generate, "make_engine", full)
+    full = MemoryError("Unable to allocate 9 TiB. More words.")
+    monkeypatch.setattr(generate, "make_engine", Mock(side_effect=full))
     with pytest.raises(SystemExit) as ended:
-        run_command(run_generate, arguments)
+        run_command(run_generate, arguments.split())
     printed = capsys.readouterr()
     assert ended.value.code == 2 and printed.out == ""
     assert re.match(f"error: .*{message}.*\n$", printed.err)

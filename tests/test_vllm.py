@@ -7,10 +7,7 @@ import sys
 import pytest
 from conftest import make_models
 from faults import ROOT, log
-from sampling import DEVICE, decoding, needs_vllm, samples_takes_updates_validates_and_stops
-
-from core.engine import EngineSettings
-from core.model import load_tokenizer
+from sampling import DEVICE, needs_vllm, samples_takes_updates_validates_and_stops, settings_of
 
 pytestmark = [needs_vllm, pytest.mark.slow]
 
@@ -20,22 +17,19 @@ def test_a_generator_process_with_experts_or_with_tensor_parallelism(tmp_path, k
     """Samples, takes updates, validates, stops: with the parameters of a mixture of experts, and
     with a model split over two workers."""
     folder = make_models(tmp_path, head_dim=32)[kind]
-    rules = decoding(load_tokenizer(folder))
     names = tuple("cpu" if DEVICE == "cpu" else f"cuda:{i}" for i in range(devices))
-    settings = EngineSettings(folder, names, "float32", 1, 8, rules, "vllm")
-    samples_takes_updates_validates_and_stops(settings)
+    samples_takes_updates_validates_and_stops(settings_of(folder, "vllm", devices=names))
 
 
 def test_a_whole_short_run_with_vllm_learns(tmp_path):
     """Asynchronous, with an update after each step; generator and trainer agree at every
     validation."""
-    flags = [
-        "--engine", "vllm", "--steps", "14", "--prompts-per-step", "16",
-        "--completions-per-prompt", "8", "--learning-rate", "5e-4", "--train-prompts", "2000",
-        "--validation-every", "7", "--validation-problems", "64", "--validation-samples", "4",
-        "--slots", "128", "--name", "vllm",
-    ]  # fmt: skip
-    command = [sys.executable, ROOT / "train.py", *flags]
+    flags = """
+        --engine vllm --steps 14 --prompts-per-step 16 --completions-per-prompt 8
+        --learning-rate 5e-4 --train-prompts 2000 --validation-every 7 --validation-problems 64
+        --validation-samples 4 --slots 128 --name vllm
+    """
+    command = [sys.executable, ROOT / "train.py", *flags.split()]
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     steps, validations = (log(tmp_path / "runs/vllm", kind) for kind in ("train", "validation"))
