@@ -11,7 +11,7 @@ import random
 import re
 from pathlib import Path
 
-from conftest import save_random
+from conftest import save_random, sizes
 
 from data.tasks.mathematics import INSTRUCTION
 from loss import INTERRUPTION_PHRASE
@@ -30,15 +30,15 @@ def write_records(path: Path) -> str:
     wrong; returns its path."""
     rng = random.Random(0)
     numbers = ["".join(digits) for digits in itertools.product("123456789", repeat=3)]
-    with open(path, "w") as file:
-        for number in rng.sample(numbers, 600):
-            read = [
-                rng.choice("123456789") if rng.random() < WRONG else digit for digit in number[::-1]
-            ]
-            solution = f"{''.join(read)}</think>\\boxed{{{''.join(read)}}}"
-            problem = f"Write {number} backwards."
-            record = {"problem": problem, "solution": solution, "answer": number[::-1]}
-            file.write(json.dumps(record) + "\n")
+    lines = []
+    for number in rng.sample(numbers, 600):
+        answer, written = number[::-1], ""
+        for digit in answer:
+            written += rng.choice("123456789") if rng.random() < WRONG else digit
+        solution = f"{written}</think>\\boxed{{{written}}}"
+        problem = f"Write {number} backwards."
+        lines.append(json.dumps({"problem": problem, "solution": solution, "answer": answer}))
+    path.write_text("\n".join(lines))
     return str(path)
 
 
@@ -67,15 +67,5 @@ def make_model(folder: Path) -> str:
     from transformers import LlamaConfig
 
     tokenizer = make_tokenizer()
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=96,
-        intermediate_size=288,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=2048,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=None,
-    )
-    return save_random(config, folder, tokenizer)
+    larger = dict(hidden_size=96, intermediate_size=288, max_position_embeddings=2048)
+    return save_random(LlamaConfig(**sizes(tokenizer) | larger), folder, tokenizer)
