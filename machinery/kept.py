@@ -30,12 +30,13 @@ IN_WORDS = {0: "wrong", 1: "right"}  # a verdict
 # --- which rollouts -------------------------------------------------------------------------------
 
 
-def kept_rows(settings: Settings, step: int, groups: list[Group]) -> set[int]:
+def kept_rows(settings: Settings, step: int) -> set[int]:
     """The rows of the batch that hold the completions of the groups that are kept: of
     --rollouts-kept groups, from the oldest to the newest. Most steps of a long run keep none."""
-    is_kept = step % max(1, settings.steps // KEPT_STEPS) == 0
+    if step % max(1, settings.steps // KEPT_STEPS):
+        return set()
+    kept = spread(settings.rollouts_kept, settings.groups_per_step)
     size = settings.completions_per_prompt
-    kept = spread(settings.rollouts_kept * is_kept, len(groups))
     return {p * size + i for p in kept for i in range(size)}
 
 

@@ -50,8 +50,13 @@ class Totals:
             return
         added = {name: tensor.item() for name, tensor in sums.items()}
         self.ratio_max = max(self.ratio_max, added.pop("ratio_max"))
-        added |= {"loss": value.item(), "entropy": entropies_N.sum().item()}
-        added |= {"tokens": len(entropies_N), "fed": m.fed, "pairs": m.pairs}
+        added |= {
+            "loss": value.item(),
+            "entropy": entropies_N.sum().item(),
+            "tokens": len(entropies_N),
+            "fed": m.fed,
+            "pairs": m.pairs,
+        }
         # How far the policy has moved, by how many steps old a token is.
         logprobs_N = logprobs_BT[m.sampled_BT]
         log_ratios_N = (logprobs_N - m.generator_logprobs_BT[m.sampled_BT]).abs()
@@ -156,18 +161,18 @@ class Compute:
         now = self.ended or time.monotonic()
         return now - (self.started or now)
 
-    def add(self, batch: Batch, fed: int, pairs: int) -> None:
-        """Count a batch. All of it was generated, each prompt once for its group. fed, pairs: the
-        tokens that the trainer's trunk was fed, and their pairs; filtered groups have none. A token
-        or a pair takes 2 FLOPs for each number that it is multiplied with, and the backward takes
-        4 more."""
+    def add(self, batch: Batch, sums: dict) -> None:
+        """Count a batch. All of it was generated, each prompt once for its group. The sums have
+        `fed`, the tokens that the trainer's trunk was fed, and their `pairs`; filtered groups have
+        none. A token or a pair takes 2 FLOPs for each number that it is multiplied with, and the
+        backward takes 4 more."""
         parts = [(len(group.requests[0].prompt_ids), 0) for group in batch.groups]
         for rollout in batch.rollouts:
             parts.append((len(rollout.tokens), len(rollout.request.prompt_ids)))
         generated, generated_pairs = tokens_and_pairs(parts)
         self.tokens += int(batch.lengths_PG.sum())
-        of_tokens = self.parameters * (generated + 3 * fed)
-        of_pairs = self.attention * (generated_pairs + 3 * pairs)
+        of_tokens = self.parameters * (generated + 3 * sums["fed"])
+        of_pairs = self.attention * (generated_pairs + 3 * sums["pairs"])
         self.flops += 2 * (of_tokens + of_pairs)
 
     def restore(self, columns: dict) -> None:

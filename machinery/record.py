@@ -19,8 +19,8 @@ import numpy as np
 import loss
 from core.feed import Feed
 from core.rollouts import Batch, Group
-from core.screen import Progress, say, warn
-from core.settings import Settings, devices_here
+from core.screen import warn
+from core.settings import Settings
 from curve.forecast import outlook
 from curve.logs import Series
 from machinery.evaluation import completion_columns
@@ -42,22 +42,15 @@ MISMATCH_TOO_LARGE = 0.05
 class Record:
     """Writes the log of a run, and knows what its lines have said."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        folder: Path,
-        compute: Compute,
-        feed: Feed,
-        state: dict | None = None,
-    ):
+    def __init__(self, folder: Path, compute: Compute, feed: Feed, state: dict | None = None):
         """state: of a checkpoint to go on from. The files lose the lines of later steps, which will
         come again."""
-        self.settings, self.folder, self.compute, self.feed = settings, folder, compute, feed
-        self.sources = feed.prompts.sources
+        self.folder, self.compute, self.feed = folder, compute, feed
+        self.settings, self.sources = feed.settings, feed.prompts.sources
         state = state or {"step": -1, "wall_seconds": 0.0, "compute": compute.columns()}
         compute.restore(state["compute"])
         self.began = time.monotonic() - state["wall_seconds"]
-        self.rollouts = KeptRollouts(folder, settings, feed.prompts, self.began)
+        self.rollouts = KeptRollouts(folder, self.settings, feed.prompts, self.began)
         drop_later(self.rollouts.path, state["step"])
         self.path = folder / "log.jsonl"
         self.path.touch()
@@ -68,10 +61,10 @@ class Record:
         self.waited = (0.0, 0.0)
         # Of training at the last line; and that a generator was busy, which no line has counted.
         self.logged_seconds, self.unlogged_busy = 0.0, 0.0
-        self.progress = None  # the progress bar, as soon as training begins
+        self.progress = None  # a progress bar, as soon as training begins
         self.outlooks = []  # where the curve of each source is going, in words for the bar
         self.failure = ""  # why the run cannot go on
-        self.tracker = settings.track
+        self.tracker = self.settings.track
         self.send = None  # to the tracker, from the first line on
 
     @property
@@ -115,24 +108,13 @@ class Record:
 
     # Training
 
-    def begin(self, step: int) -> None:
-        """Say who has which devices, and start the clock of training and the progress bar."""
-        generators = [
-            f"{'+'.join(engine.devices)} with {generator.slots} slots"
-            for engine, generator in zip(self.feed.engines, self.feed.generators)
-        ]
-        trainers = devices_here(self.settings)[1]
-        say(f"devices: generators {', '.join(generators)}; trainers {', '.join(trainers)}")
-        self.compute.started = time.monotonic()
-        self.progress = Progress("training", self.settings.steps, step)
-
     def log_step(
         self, step: int, batch: Batch, totals: Totals, worth: loss.Worth, figures: dict
     ) -> None:
         """Log a step: what it has computed, its completions, and what has happened since the line
         before. figures: further columns."""
         orders = self.feed.orders
-        self.compute.add(batch, totals.sums["fed"], totals.sums["pairs"])
+        self.compute.add(batch, totals.sums)
         zero_variance_P = loss.zero_variance(worth.rewards_PG, batch.usable_PG)
         line = {
             "kind": "train",
@@ -190,23 +172,15 @@ class Record:
             words = [f"last validation {self.validations[-1]['pass_rate']:.3f}", *self.outlooks]
         if self.last_steps:
             now = self.last_steps[-1]
-            words.append(f"batch {now['pass_rate']:.3f}")
-            words.append(f"{now['groups_counted']} of {self.settings.groups_per_step} groups count")
-            words.append(f"off-policy {now['off_policyness_mean']:.1f}")
             seconds = now["wall_seconds"] / now["step"]  # with validations and their like
             left = seconds * (self.settings.steps - now["step"]) / 60
-            words.append(f"{seconds:.1f} s a step, {left:.0f} minutes left")
+            words += [
+                f"batch {now['pass_rate']:.3f}",
+                f"{now['groups_counted']} of {self.settings.groups_per_step} groups count",
+                f"off-policy {now['off_policyness_mean']:.1f}",
+                f"{seconds:.1f} s a step, {left:.0f} minutes left",
+            ]
         self.progress.show(step, ", ".join(filter(None, words)))
-
-    def end(self, step: int, reason: str) -> None:
-        """Stop the clock of training. The log gets the reason why the run is over, if it came to
-        its end."""
-        self.compute.ended = time.monotonic()
-        self.progress.close()
-        if reason:
-            self.log({"kind": "end", "step": step, "reason": reason})
-            if step < self.settings.steps:
-                say(f"{reason}: training ends.")
 
     # Validations
 

@@ -16,7 +16,6 @@ from typing import TextIO
 
 import safetensors.torch
 import torch
-import torch.distributed as dist
 from transformers import PreTrainedModel
 
 import loss
@@ -34,7 +33,7 @@ from core.model import (
 )
 from core.policy import Policy
 from core.rollouts import Batch, Group, Rollout, SharedParameters
-from core.screen import say
+from core.screen import Progress, say
 from core.settings import Settings, devices_here, model_path, read_sources, refuse_few_problems
 from core.torch_engine import refuse_wrong_over_slots
 from curve.fit import fit_series
@@ -52,7 +51,7 @@ from machinery.folder import (
     write_config,
 )
 from machinery.measures import Compute, Totals, attention_width, matmul_parameters
-from machinery.ranks import Stop, from_rank_0
+from machinery.ranks import Stop, from_rank_0, rank_and_ranks
 from machinery.record import Record, refuse_missing_tracker
 from machinery.trainer import Start, gather, numerics_mismatch
 
@@ -119,7 +118,7 @@ def open_run(asked: Settings, sources: list[Source] | None = None) -> "Run":
     if settings.one_process or "cpu" not in devices:
         devices = {*devices}  # a GPU that does both is one
     compute = Compute(len(devices), matmul_parameters(model), attention_width(model))
-    record = Record(settings, folder, compute, feed, state)
+    record = Record(folder, compute, feed, state)
     start = Start(settings, step, newest_model, moments, parameters, prompts.decoding.longest)
     return Run(start, record, stop, lock)
 
@@ -235,9 +234,17 @@ class Run:
     # Which rank 0 answers
 
     def begin(self, version: int) -> None:
-        """Start the generators, and the clock of training."""
+        """Start the generators, say who has which devices, and start the clock of training and the
+        progress bar."""
         self.feed.start()
-        self.record.begin(version)
+        generators = [
+            f"{'+'.join(engine.devices)} with {generator.slots} slots"
+            for engine, generator in zip(self.feed.engines, self.feed.generators)
+        ]
+        trainers = devices_here(self.settings)[1]
+        say(f"devices: generators {', '.join(generators)}; trainers {', '.join(trainers)}")
+        self.record.compute.started = time.monotonic()
+        self.record.progress = Progress("training", self.settings.steps, version)
 
     def batch(self, version: int) -> list[Group] | None:
         """The groups to train this version of the parameters on. None if the run ends."""
@@ -265,11 +272,16 @@ class Run:
         self.record.log_step(step, batch, totals, worth, figures)
 
     def end(self, version: int) -> bool:
-        """Stop the clock of training, and log why a run is over. Returns whether a checkpoint is
-        missing."""
-        retired = f"Every prompt has been retired (pass rate >= {loss.RETIRE_AT})"
-        reason = "" if self.over() else self._comes_to_its_end(version) or retired
-        self.record.end(version, reason)
+        """Stop the clock of training. The log gets the reason why the run is over, if it came to
+        its end. Returns whether a checkpoint is missing."""
+        self.record.compute.ended = time.monotonic()
+        self.record.progress.close()
+        if not self.over():
+            retired = f"Every prompt has been retired (pass rate >= {loss.RETIRE_AT})"
+            reason = self._comes_to_its_end(version) or retired
+            self.record.log({"kind": "end", "step": version, "reason": reason})
+            if version < self.settings.steps:
+                say(f"{reason}: training ends.")
         saved = version in map(step_of, checkpoints(self.folder))
         return version > self.start.step and not saved
 
@@ -315,8 +327,9 @@ class Run:
         except Exception as error:
             self.error = self._in_a_sentence(error)
             if not self.error:
-                if dist.is_initialized():
-                    time.sleep(2.0)  # if another rank has died, this process ends meanwhile
+                _, ranks = rank_and_ranks()
+                if ranks > 1:
+                    time.sleep(2.0)  # if another one has died, this process ends meanwhile
                 raise RuntimeError(f"the run has failed, as said above{self.hint()}") from error
         finally:
             self.feed.close()

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import gc
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -227,13 +228,13 @@ def gather(policy: Policy, optimizer: torch.optim.Optimizer) -> tuple[dict, dict
     tensors, and the others get None in their places."""
     rank, _ = rank_and_ranks()
 
-    def at_rank_0(tensor: Tensor) -> Tensor | None:
+    def at_rank_0(tensor):
         whole = gathered(tensor.detach())  # on all ranks together
         return whole.cpu() if rank == 0 else None
 
-    named = policy.model.named_parameters()
-    parameters = {name: at_rank_0(parameter) for name, parameter in named}
-    moments = {}
+    parameters, moments = {}, {}
+    for name, parameter in policy.model.named_parameters():
+        parameters[name] = at_rank_0(parameter)
     for number, of_parameter in optimizer.state_dict()["state"].items():
         for moment, value in of_parameter.items():
             moments[f"{number}/{moment}"] = at_rank_0(value)
@@ -244,7 +245,7 @@ def read_moments(optimizer: torch.optim.Optimizer, path: Path) -> None:
     """Give the optimizer the moments of a checkpoint, sharded if the parameters are. The optimizer
     brings each to its device: AdamW counts its steps on the CPU, unless it is fused."""
     own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    state = {number: {} for number in range(len(own))}
+    state = defaultdict(dict)
     for place, value in safetensors.torch.load_file(path).items():
         number, moment = place.split("/")
         parameter = own[int(number)]
