@@ -7,8 +7,8 @@ requests that had not come back.
 """
 
 import time
-from collections import Counter, deque
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,22 +35,28 @@ TRAINING, VALIDATION, ORDER = 0, 1, 2
 FEW_VERDICTS = 4  # a batch that wants no more verdicts than this may miss all of them by chance
 
 
+@dataclass
 class PromptOrder:
     """Which problem of a source comes next: in each epoch all in a new random order, but for those
     that are retired."""
 
-    def __init__(self, number: int, seed: int, recipe: loss.Recipe, source=0, state=None):
-        """number: of its problems. source: its index. state: of a checkpoint to go on from."""
-        self.number, self.seed, self.recipe, self.source = number, seed, recipe, source
-        state = state or {"epoch": 0, "cursor": 0, "retired": []}
-        self.epoch, self.cursor = state["epoch"], state["cursor"]
-        self.retired = {*state["retired"]}
-        self._bring_back_if_few()
-        self.order = self._shuffled()
+    number: int  # of the problems of this source
+    seed: int
+    recipe: loss.Recipe
+    source: int = 0  # its index
+    # These three are the state in a checkpoint.
+    epoch: int = 0
+    cursor: int = 0  # problems of this epoch that have come, or were retired
+    retired: Collection[int] = ()
 
-    def _shuffled(self) -> np.ndarray:
+    def __post_init__(self):
+        self.retired = {*self.retired}
+        self._bring_back_if_few()
+        self._shuffle()
+
+    def _shuffle(self) -> None:
         rng = np.random.default_rng((self.seed, ORDER, self.source, self.epoch))
-        return rng.permutation(self.number)
+        self.order = rng.permutation(self.number)
 
     @property
     def left(self) -> int:
@@ -62,7 +68,7 @@ class PromptOrder:
         while True:
             if self.cursor == self.number:
                 self.epoch, self.cursor = self.epoch + 1, 0
-                self.order = self._shuffled()
+                self._shuffle()
             problem_index = int(self.order[self.cursor])
             self.cursor += 1
             if problem_index not in self.retired:
@@ -115,15 +121,15 @@ class Feed:
         self.parameters, self.stop_asked = parameters, stop_asked
         self.data = [fingerprint(source) for source in prompts.sources]
         number = len(self.data)
-        state = state or {"orders": [None] * number, "handed_out": [0] * number, "to_repeat": []}
+        state = state or {"orders": [{}] * number, "handed_out": [0] * number, "to_repeat": []}
         self.orders = [
-            PromptOrder(len(source.train), settings.seed, settings.recipe, i, state["orders"][i])
+            PromptOrder(len(source.train), settings.seed, settings.recipe, i, **state["orders"][i])
             for i, source in enumerate(prompts.sources)
         ]
         self.handed_out: list[int] = state["handed_out"]  # groups handed out so far, by source
         # Groups that were under way at the checkpoint, and are handed out first: number, source,
         # index of the problem.
-        self.to_repeat = deque(state["to_repeat"])
+        self.to_repeat: list = state["to_repeat"]
         self.under_way: dict[int, Group] = {}  # by number: handed out, and not trained on yet
         self.validating: dict[int, Group] = {}  # by number: groups of a validation that goes on
         self.generators: list[Generator] = []
@@ -175,18 +181,18 @@ class Feed:
     def batch(self, version: int) -> list[Group] | None:
         """The groups to train this version of the parameters on. None if every prompt is retired,
         or if the run ends."""
-        asynchrony, size = self.settings.recipe.asynchrony, self.settings.groups_per_step
         go_on = self._take_in(wait=False)
         while go_on:
             self._hand_out(version)
-            done = [group for group in self.under_way.values() if group.finished]
-            unfinished = [group for group in self.under_way.values() if not group.finished]
+            groups = self.under_way.values()
+            done = [group for group in groups if group.finished]
+            unfinished = [group.version for group in groups if not group.finished]
             chosen = loss.choose_batch(
                 [group.version for group in done],
-                [group.version for group in unfinished],
+                unfinished,
                 version,
-                asynchrony,
-                size,
+                self.settings.recipe.asynchrony,
+                self.settings.groups_per_step,
             )
             if chosen is not None:
                 groups = [done[i] for i in chosen]
@@ -246,7 +252,7 @@ class Feed:
         """Number, source and problem of the next group, those of the checkpoint first. None: no
         prompt is left."""
         if self.to_repeat:
-            return self.to_repeat.popleft()
+            return self.to_repeat.pop(0)
         weights = [
             source.weight if order.left else 0.0
             for order, source in zip(self.orders, self.prompts.sources)
@@ -305,9 +311,9 @@ class Feed:
         groups = []
         for source, of_source in enumerate(self.prompts.sources):
             for problem_index in range(len(of_source.validation)):
-                generator = self.generators[len(groups) % len(self.generators)]
-                group = self._group(len(groups), source, problem_index, generator, version)
-                groups.append(group)
+                number = len(groups)
+                generator = self.generators[number % len(self.generators)]
+                groups.append(self._group(number, source, problem_index, generator, version))
         self.validating = dict(enumerate(groups))
         self._send(groups)
         go_on = True

@@ -23,7 +23,7 @@ from transformers.masking_utils import eager_mask, sdpa_mask
 
 from core.engine import Decoding
 from core.rollouts import Rollout
-from core.settings import Sampling
+from core.settings import Sampling, refuse
 
 transformers.utils.logging.disable_progress_bar()  # of loading, which is over in a moment
 
@@ -154,19 +154,18 @@ def refuse_unusual(model: PreTrainedModel, path: str) -> None:
     layers = {*(getattr(config, "layer_types", None) or [])}
     if layers - {"full_attention"} or getattr(config, "sliding_window", None):
         unusual.append("layers that are not full attention")
-    if unusual:
-        raise ValueError(f"--model {path}: models with {', '.join(unusual)} are not supported")
+    refuse(unusual, f"--model {path}: models with {', '.join(unusual)} are not supported")
 
 
 def refuse_too_long(model: PreTrainedModel, decoding: Decoding) -> None:
     """ValueError if all budgets together exceed the positions of the model."""
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if limit is not None and decoding.longest > limit:
-        raise ValueError(
-            "the budgets for prompt, thinking, interruption and answer add up to"
-            f" {decoding.longest} tokens; the model holds {limit}: lower --thinking-budget or"
-            " --prompt-budget, or take a larger --model (small budgets: --defaults toy)"
-        )
+    refuse(
+        limit is not None and decoding.longest > limit,
+        "the budgets for prompt, thinking, interruption and answer add up to"
+        f" {decoding.longest} tokens; the model holds {limit}: lower --thinking-budget or"
+        " --prompt-budget, or take a larger --model (small budgets: --defaults toy)",
+    )
 
 
 def first_learning_rate(parameters: int) -> float:
@@ -211,29 +210,28 @@ def refuse_prompts(
     with_character = {character: prompt for prompt in prompts for character in set(prompt)}
     for prompt in dict.fromkeys(with_character.values()):
         ids = tokenizer(prompt, add_special_tokens=False).input_ids
-        if tokenizer.unk_token_id in ids and tokenizer.unk_token not in prompt:
-            raise ValueError(
-                f"--model {tokenizer.name_or_path}: its tokenizer has no tokens for a part of the"
-                f" prompt {prompt[:60]!r}, which it reads as {tokenizer.decode(ids)[:60]!r} (the"
-                " shipped model reads sums only; --model names another)"
-            )
+        refuse(
+            tokenizer.unk_token_id in ids and tokenizer.unk_token not in prompt,
+            f"--model {tokenizer.name_or_path}: its tokenizer has no tokens for a part of the"
+            f" prompt {prompt[:60]!r}, which it reads as {tokenizer.decode(ids)[:60]!r} (the"
+            " shipped model reads sums only; --model names another)",
+        )
     ids_of = lambda prompt: render(tokenizer, prompt, settings.thinking, settings.system)
     first, *others = dict.fromkeys(prompts)
-    if others and ids_of(first) == ids_of(others[0]):
-        raise ValueError(
-            f"--model {settings.model}: its chat template drops the prompt: two have the same"
-            " tokens"
-        )
+    refuse(
+        others and ids_of(first) == ids_of(others[0]),
+        f"--model {settings.model}: its chat template drops the prompt: two have the same tokens",
+    )
     # A text has at most as many tokens as bytes, so only long ones can be above the budget.
     most_bytes = settings.prompt_budget - len(ids_of(""))
     may_be_long = [prompt for prompt in (first, *others) if len(prompt.encode()) > most_bytes]
     most, prompt = max(((len(ids_of(prompt)), prompt) for prompt in may_be_long), default=(0, ""))
-    if most > settings.prompt_budget:
-        raise ValueError(
-            f"the prompt {prompt[:60]!r} has {most} tokens with its instruction and the chat"
-            f" template; --prompt-budget is {settings.prompt_budget}: --prompt-budget {most} would"
-            " be enough for all"
-        )
+    refuse(
+        most > settings.prompt_budget,
+        f"the prompt {prompt[:60]!r} has {most} tokens with its instruction and the chat template;"
+        f" --prompt-budget is {settings.prompt_budget}: --prompt-budget {most} would be enough for"
+        " all",
+    )
 
 
 def make_decoding(
@@ -248,16 +246,16 @@ def make_decoding(
     marker = tokenizer(end, add_special_tokens=False).input_ids
     phrase = tokenizer(settings.interruption_phrase, add_special_tokens=False).input_ids
     if length_control == "interruption":
-        if len(marker) != 1:
-            raise ValueError(
-                f"--end-of-thinking {end!r} is {len(marker)} tokens of this model; an interruption"
-                " wants exactly one (--length-control penalty wants none)"
-            )
-        if marker[0] not in phrase:
-            raise ValueError(
-                f"--interruption-phrase {settings.interruption_phrase!r} does not close thinking:"
-                f" it must hold {end}"
-            )
+        refuse(
+            len(marker) != 1,
+            f"--end-of-thinking {end!r} is {len(marker)} tokens of this model; an interruption"
+            " wants exactly one (--length-control penalty wants none)",
+        )
+        refuse(
+            marker[0] not in phrase,
+            f"--interruption-phrase {settings.interruption_phrase!r} does not close thinking: it"
+            f" must hold {end}",
+        )
     example = tokenizer.decode(render(tokenizer, "", settings.thinking))
     return Decoding(
         eos=end_tokens(tokenizer),
@@ -282,10 +280,10 @@ def end_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
             eos = getattr(kind.from_pretrained(tokenizer.name_or_path), "eos_token_id", None)
             named += eos if isinstance(eos, list) else [eos]
     ids = {*named} - {None}
-    if not ids:
-        raise ValueError(
-            f"--model {tokenizer.name_or_path}: no completion could end, since it has no EOS token"
-        )
+    refuse(
+        not ids,
+        f"--model {tokenizer.name_or_path}: no completion could end, since it has no EOS token",
+    )
     return tuple(sorted(ids))
 
 

@@ -17,6 +17,7 @@ that a completion may attend to.
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import numpy as np
 import torch
@@ -87,10 +88,9 @@ def micro_batches(
             together = [*of_prompt.values()]
     widths_R2 = widths(rollouts, device, share_prompts)
     cuts = [cut(widths_R2, sum(together[i::ranks], []), tokens) for i in range(ranks)]
-    missing = max(map(len, cuts)) - len(cuts[rank])
-    for batch in cuts[rank] + [None] * missing:
-        m = micro_batch(rollouts, batch or longest_first[-1:], device, share_prompts)
-        if batch is None:
+    for of_ranks in zip_longest(*cuts):
+        m = micro_batch(rollouts, of_ranks[rank] or longest_first[-1:], device, share_prompts)
+        if of_ranks[rank] is None:
             m.sampled_BT.fill_(False)
         yield m
 
@@ -154,9 +154,11 @@ def micro_batch(
         distinct = [*dict.fromkeys(of_rows)]
         parts = [(len(prompt), 0) for prompt in distinct]
         parts += [(len(r.tokens) - 1, len(prompt)) for r, prompt in zip(chosen, of_rows)]
-        prompts["prompts_PL"] = tensor([prompt + (0,) * (L - len(prompt)) for prompt in distinct])
-        prompts["prompt_B"] = tensor([distinct.index(prompt) for prompt in of_rows])
-        prompts["prompt_tokens_B"] = tensor([len(prompt) for prompt in of_rows])
+        prompts = {
+            "prompts_PL": tensor([prompt + (0,) * (L - len(prompt)) for prompt in distinct]),
+            "prompt_B": tensor([distinct.index(prompt) for prompt in of_rows]),
+            "prompt_tokens_B": tensor([len(prompt) for prompt in of_rows]),
+        }
     fed, pairs = tokens_and_pairs(parts)
     return MicroBatch(
         tensor(columns["tokens"][:, :-1]),

@@ -83,9 +83,8 @@ def tokens_and_pairs(parts: list[tuple[int, int]]) -> tuple[int, int]:
     """What the work of a model grows with, for parts of sequences: their tokens, and their pairs of
     a token and one that it attends to, itself among them. A part has two numbers: its tokens, and
     the tokens before it in its sequence."""
-    tokens = sum(n for n, _ in parts)
     pairs = sum(n * before + n * (n + 1) // 2 for n, before in parts)
-    return tokens, pairs
+    return sum(n for n, _ in parts), pairs
 
 
 @dataclass(frozen=True)
@@ -189,18 +188,15 @@ class SharedParameters:
             self.shapes[name] = parameter.shape
             if parameter is head:
                 self.head_name = name  # of the embedding, if they are tied
-        size = sum(shape.numel() for shape in self.shapes.values())
-        self.flat = torch.empty(size).share_memory_()
+        self.flat = torch.empty(model.num_parameters()).share_memory_()
         self.begun_W = torch.full((ranks,), -1).share_memory_()  # int64: versions
         self.written_W = torch.full((ranks,), -1).share_memory_()
 
     def views(self) -> dict[str, Tensor]:
         """The parameters by name, as views of the shared memory."""
-        views, start = {}, 0
-        for name, shape in self.shapes.items():
-            views[name] = self.flat[start : start + shape.numel()].view(shape)
-            start += shape.numel()
-        return views
+        sizes = [shape.numel() for shape in self.shapes.values()]
+        parts = zip(self.shapes.items(), self.flat.split(sizes))
+        return {name: part.view(shape) for (name, shape), part in parts}
 
     def on(self, device: torch.device, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
         """These parameters by name, each copied to the device when its turn comes; at the end all
@@ -221,7 +217,7 @@ class SharedParameters:
 
     def holds(self, version: int) -> bool:
         """Whether this version is complete and nobody has begun to write over it."""
-        return bool((self.written_W == version).all() and (self.begun_W == version).all())
+        return all((each == version).all() for each in (self.written_W, self.begun_W))
 
     @torch.no_grad()
     def write(self, parameters: Iterable[tuple[str, Tensor]], version: int, rank: int = 0) -> None:

@@ -328,10 +328,7 @@ def parse(arguments: list[str], kind: type = Settings, description: str | None =
     ValueError, in one sentence, for flags and values that are impossible."""
     settings = read_flags(kind, arguments, starting_values, description)
     if kind is Settings and settings.resume:
-        stored = read_settings(settings.resume)
-        refuse_changes(stored, settings)
-        rate = settings.learning_rate or stored.learning_rate
-        settings = replace(settings, learning_rate=rate)
+        settings = resumed(read_settings(settings.resume), settings)
     refuse_impossible(settings)
     return settings
 
@@ -361,16 +358,18 @@ def starting_values(chosen: Sampling) -> dict:
     if chosen.max_length:  # nothing is interrupted, and the last quarter costs reward
         answer = chosen.max_length // 4
         thinking = chosen.max_length - answer
-        values["answer_budget"], values["thinking_budget"] = answer, (thinking, thinking)
-        values["length_control"] = "penalty"
+        values |= {
+            "thinking_budget": (thinking, thinking),
+            "answer_budget": answer,
+            "length_control": "penalty",
+        }
     if is_run:
         if torch.cuda.device_count():
             values |= dict.fromkeys(BY_MEMORY)
         recipe = loss.RECIPES[chosen.recipe.recipe]
         if chosen.recipe.leave_out:
             recipe = loss.leave_one_out(chosen.recipe.leave_out)
-        parts = vars(recipe).items()
-        values |= {name: value for name, value in parts if value != getattr(Recipe, name)}
+        values |= vars(recipe).items() - vars(Recipe()).items()
     return values
 
 
@@ -441,7 +440,7 @@ def refuse_few_problems(settings: Settings, sources: list[Source]) -> None:
 # --- what is refused ------------------------------------------------------------------------------
 
 
-def refuse(broken: bool, sentence: str) -> None:
+def refuse(broken: object, sentence: str) -> None:
     """ValueError with this sentence if a rule is broken."""
     if broken:
         raise ValueError(sentence)
@@ -449,7 +448,7 @@ def refuse(broken: bool, sentence: str) -> None:
 
 def refuse_impossible(settings: Sampling) -> None:
     """ValueError, naming the flag, for values that are impossible and for values that nothing would
-    read."""
+    read: first of what all commands have, then of what only train.py has."""
     refuse_small_numbers(settings)
     low, high = settings.thinking_budget
     refuse(
@@ -465,13 +464,10 @@ def refuse_impossible(settings: Sampling) -> None:
         (settings.generator_memory or 0) > 1,
         f"--generator-memory is a share, at most 1, not {settings.generator_memory}",
     )
-    if isinstance(settings, Settings):
-        refuse_impossible_recipe(settings.recipe)
-        refuse_impossible_run(settings)
+    if not isinstance(settings, Settings):
+        return
 
-
-def refuse_impossible_run(settings: Settings) -> None:
-    """As `refuse_impossible`, of what only train.py has."""
+    refuse_impossible_recipe(settings.recipe)
     refuse(
         settings.from_step is not None and settings.resume is None,
         "--from-step names a checkpoint of the run that --resume names; there is no --resume",
@@ -485,16 +481,16 @@ def refuse_impossible_run(settings: Settings) -> None:
         f"--batch-factor {settings.recipe.batch_factor} of --prompts-per-step"
         f" {settings.prompts_per_step} leaves no prompt for a step",
     )
-    for name in ("generators", "trainers", "tensor_parallel") if settings.one_process else ():
-        number = getattr(settings, name)
+    if settings.one_process:
+        for name in ("generators", "trainers", "tensor_parallel"):
+            number = getattr(settings, name)
+            one_of_each = "--one-process has one of each, on one device"
+            refuse(number > 1, f"{one_of_each}; {flag(name)} is {number}")
         refuse(
-            number > 1, f"--one-process has one of each, on one device; {flag(name)} is {number}"
+            settings.engine == "vllm",
+            "--one-process samples with --engine torch: vLLM makes a group of processes, which"
+            " would become the trainer's",
         )
-    refuse(
-        settings.one_process and settings.engine == "vllm",
-        "--one-process samples with --engine torch: vLLM makes a group of processes, which would"
-        " become the trainer's",
-    )
     devices_here(settings)
 
 
@@ -530,17 +526,19 @@ def refuse_small_numbers(part: Sampling | Recipe) -> None:
         value = getattr(part, field.name)
         if type(value) in (int, float):
             least = field.metadata.get("least", 1 if type(value) is int else None)
-            enough = value > 0 if least is None else value >= least
-            if not enough:  # nan never is
-                wanted = "above 0" if least is None else f"at least {least}"
-                raise ValueError(f"{flag(field.name)} is {value}; it must be {wanted}")
+            enough, wanted = value > 0, "above 0"
+            if least is not None:
+                enough, wanted = value >= least, f"at least {least}"
+            # nan is never enough
+            refuse(not enough, f"{flag(field.name)} is {value}; it must be {wanted}")
 
 
-def refuse_changes(before: Settings, now: Settings) -> None:
-    """ValueError, naming the flags, if a resumed run would not be the same run."""
+def resumed(before: Settings, now: Settings) -> Settings:
+    """The settings that a resumed run goes on with. ValueError, naming the flags, if it would not
+    be the same run."""
+    # None: the rate follows from the model's size, and the run has found it.
+    now = replace(now, learning_rate=now.learning_rate or before.learning_rate)
     old, new = with_recipe(before), with_recipe(now)
-    if now.learning_rate is None:  # it follows from the model's size, and the run has found it
-        new["learning_rate"] = old["learning_rate"]
     changed = [
         f"{flag(name)} (was {old[name]}, now {new[name]})"
         for name in old
@@ -550,3 +548,4 @@ def refuse_changes(before: Settings, now: Settings) -> None:
         changed != [],
         f"--resume goes on with the same run. These cannot change: {', '.join(changed)}",
     )
+    return now

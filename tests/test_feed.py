@@ -19,7 +19,7 @@ import core.generators
 import loss
 from core.engine import EngineSettings
 from core.feed import Feed, PromptOrder, Prompts
-from core.generators import Generator, GeneratorFailed, start_generator
+from core.generators import Generator, GeneratorFailed, VerifierHere, start_generator
 from core.model import make_decoding
 from core.rollouts import Report, given_rollout
 from core.settings import Settings
@@ -45,7 +45,7 @@ def test_the_order_of_prompts_goes_on_where_it_was():
         order.retire_if_solved(prompt, pass_rate)
     begun = take(order, 4)
     state = json.loads(json.dumps(order.state()))
-    rest = take(PromptOrder(12, seed=3, recipe=Recipe(), state=state), 14)
+    rest = take(PromptOrder(12, seed=3, recipe=Recipe(), **state), 14)
     assert rest == take(order, 14) and order.left == 9
     assert sorted(begun + rest[:5]) == sorted(rest[5:]) == sorted({*range(12)} - {1, 3, 4})
 
@@ -71,7 +71,7 @@ def test_solved_prompts_come_again_when_few_others_are_left_or_without_no_positi
     off.retire_if_solved(1, 1.0)
     assert off.left == 10
     ended = {"epoch": 1, "cursor": 2, "retired": [0, 1, 2, 3]}
-    lefts = [PromptOrder(4, 0, Recipe(least_prompts=n), state=ended).left for n in (0, 2)]
+    lefts = [PromptOrder(4, 0, Recipe(least_prompts=n), **ended).left for n in (0, 2)]
     assert lefts == [0, 4]
 
 
@@ -122,28 +122,30 @@ def tells(engine, parameters, work, reports):
     reports.put((os.environ["CUDA_VISIBLE_DEVICES"], engine.devices))
 
 
-def test_a_generator_is_started_among_its_own_gpus_and_modules(monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    "visible, devices, seen, seen_as",
+    [
+        ("", ("cuda:2",), "2", ("cuda:0",)),
+        ("4,GPU-a1b2,6", ("cuda:1", "cuda:2"), "GPU-a1b2,6", ("cuda:0", "cuda:1")),
+    ],
+)
+def test_a_generator_is_started_among_its_own_gpus_and_modules(
+    monkeypatch, tmp_path, visible, devices, seen, seen_as
+):
     """It never sees others, whatever its imports ask CUDA; the trainer sees all of them again. It
     takes no module from the folder that the user stands in."""
     monkeypatch.chdir(tmp_path)
     for module in ("multiprocessing", "signal", "torch"):
         (tmp_path / f"{module}.py").write_text("open('it ran', 'w')\nraise ImportError\n")
     monkeypatch.setattr(core.generators, "generator_process", tells)
-    generators = []
-    for visible, devices, seen, seen_as in (
-        (None, ("cuda:2",), "2", ("cuda:0",)),
-        ("4,GPU-a1b2,6", ("cuda:1", "cuda:2"), "GPU-a1b2,6", ("cuda:0", "cuda:1")),
-    ):
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-        if visible is not None:
-            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        engine = EngineSettings("model", devices, "float32", 1, 8, None)
-        generators.append((start_generator(0, engine, None), (seen, seen_as)))
-        assert os.environ.get("CUDA_VISIBLE_DEVICES") == visible
-        assert generators[-1][0].process.name.endswith(",".join(devices))
-    for generator, told in generators:
-        assert generator.reports.get(timeout=300) == told
-        generator.close()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    before = dict(os.environ)
+    engine = EngineSettings("model", devices, "float32", 1, 8, None)
+    generator = start_generator(0, engine, None)
+    assert dict(os.environ) == before
+    assert generator.process.name.endswith(",".join(devices))
+    assert generator.reports.get(timeout=300) == (seen, seen_as)
+    generator.close()
     assert not (tmp_path / "it ran").exists()
 
 
@@ -183,26 +185,20 @@ class StandIn:
     kill = join = close = cancel_join_thread = lambda self, *_: None
 
 
-class Judges:
-    """A pool of verifiers that finds right what is of these prompts, and answers at once. After so
-    many verdicts it fails."""
+class Judges(VerifierHere):
+    """Finds right what is of these prompts, and answers at once. After so many verdicts it
+    fails."""
 
     def __init__(self, solved):
-        self.solved, self.verdicts, self.can_judge = solved, [], 10**6
+        self.solved, self.judged, self.can_judge = solved, [], 10**6
 
     def submit(self, items):
         for key, problem, _ in items:
-            failed = Verdict(0.0, "error", "ZeroDivisionError: division by zero (mine.py, line 7)")
-            verdict = Verdict(problem.prompt in self.solved) if self.can_judge > 0 else failed
-            self.verdicts.append((key, verdict))
+            verdict = Verdict(problem.prompt in self.solved)
+            if self.can_judge <= 0:
+                verdict = Verdict(0.0, "error", "ZeroDivisionError: by zero (mine.py, line 7)")
+            self.judged.append((key, verdict))
             self.can_judge -= 1
-
-    def results(self):
-        given, self.verdicts = self.verdicts, []
-        return given
-
-    def close(self):
-        pass
 
 
 class StandInFeed(Feed):
@@ -214,8 +210,7 @@ class StandInFeed(Feed):
         chosen = Settings(recipe=Recipe(asynchrony=asynchrony), slots=8, **sizes, **changes)
         sources = []
         for s, number in enumerate(numbers):
-            texts = [f"{s}+{i}=" for i in range(number + 4)]
-            problems = [Problem(text, "", "data.tasks.arithmetic") for text in texts]
+            problems = [Problem(f"{s}+{i}=", "", "task") for i in range(number + 4)]
             weight = 1.0 if s else 3.0
             sources.append(Source(str(s), weight, problems[:number], problems[number:]))
         tokenizer = make_tokenizer()
@@ -336,11 +331,8 @@ def test_generators_that_fail_too_often_end_the_run(capsys):
     said = capsys.readouterr().err
     assert "ended by signal 9" in said and "(1 of --max-restarts 1)" in said
     feed.generators[1].process.dead = True
-    for step in range(8, 15):
-        feed.parameters.version, groups = step, feed.batch(step)
-        if groups is None:
-            break
-    assert groups is None and "ended by signal 9 and reported no error" in feed.failure
+    assert feed.batch(8) is None
+    assert "ended by signal 9 and reported no error" in feed.failure
 
 
 def test_the_trainer_waits_until_a_new_generator_is_ready():

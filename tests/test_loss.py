@@ -4,9 +4,8 @@ single tokens."""
 import dataclasses
 import itertools
 import math
-import random
-from types import SimpleNamespace
 from typing import get_args
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -144,20 +143,16 @@ def test_pitfall_4_logprobs_and_gradients_of_chunks_are_those_of_a_plain_softmax
     hidden = torch.randn(37, 8, requires_grad=True)
     head = torch.randn(50, 8, requires_grad=True)
     targets = torch.randint(50, (37,))
-    rows, head_logits = [], loss.head_logits
-
-    def counted(hidden, *others):
-        rows.append(len(hidden))
-        return head_logits(hidden, *others)
-
-    monkeypatch.setattr(loss, "head_logits", counted)
+    head_logits = Mock(wraps=loss.head_logits)
+    monkeypatch.setattr(loss, "head_logits", head_logits)
     found, entropies = loss.sampled_logprobs(hidden, head, targets, True, chunk)
-    assert sum(rows) == 37 and not entropies.requires_grad
     plain = torch.distributions.Categorical(logits=hidden @ head.T)
     expected = plain.log_prob(targets)
     torch.testing.assert_close((found, entropies), (expected, plain.entropy().detach()))
+    assert not entropies.requires_grad
     sums = [logprobs.square().sum() for logprobs in (found, expected)]
     torch.testing.assert_close(*(torch.autograd.grad(each, (hidden, head)) for each in sums))
+    rows = [len(call.args[0]) for call in head_logits.call_args_list]
     assert max(rows) <= (chunk or 37) and sum(rows) == 2 * 37
 
 
@@ -189,16 +184,43 @@ def test_pitfall_3_no_copy_of_the_head_goes_stale():
     assert torch.equal(loss.head_logits(hidden, head.mul_(2), True), 2 * first)
 
 
-# --- which samples count, advantages --------------------------------------------------------------
+# --- which samples count, advantages, weights -----------------------------------------------------
 
 
-def test_no_positive_resampling_retires_at_nine_tenths():
-    assert [loss.retires(rate) for rate in (0.0, 14 / 16, 0.9, 15 / 16)] == [
-        False,
-        False,
-        True,
-        True,
-    ]
+@pytest.mark.parametrize(
+    "filtered, completions, prompts, tokens", [(True, 7, 2, 32), (False, 10, 3, 44)]
+)
+def test_pitfall_6_means_are_over_the_completions_that_count(
+    filtered, completions, prompts, tokens
+):
+    """Two completions and the whole last group are not usable. The third group has no variance: it
+    counts only without the filter."""
+    scores = tensor([1.0, 0, 0, 1], [1, 1, 0, 1], [1, 1, 1, 0], [1, 0, 1, 0])
+    usable = tensor([1, 1, 1, 0], [1, 1, 1, 1], [1, 1, 1, 0], [0, 0, 0, 0]).bool()
+    lengths = tensor([1, 2, 3, 4], [5, 6, 7, 8], [9, 1, 2, 3], [4, 5, 6, 7])
+    centred = tensor([4 / 3, -2 / 3, -2 / 3, 0], [0.5, 0.5, -1.5, 0.5])
+    divisors = {
+        "none": 1,
+        "prompt": tensor([8 / 9], [3 / 4]).sqrt(),
+        "batch": math.sqrt((8 / 3 + 3) / completions),
+        "mean": tensor([2 / 3], [3 / 2]),
+    }
+    denominators = {
+        "sample": completions * lengths,
+        "prompt": prompts * tensor([6], [26], [12], [1]),
+        "token": tokens,
+    }
+    counted = usable.clone()
+    counted[2] &= not filtered
+    for norm, aggregation in itertools.product(loss.NORMS, loss.AGGREGATIONS):
+        how = {"advantage_norm": norm, "aggregation": aggregation}
+        recipe = Recipe(zero_variance_filter=filtered, **how)
+        worth = loss.worth(recipe, scores, lengths, usable, 4, 2)
+        torch.testing.assert_close(worth.advantages_PG[:2], centred / divisors[norm])
+        assert not worth.advantages_PG[2:].any()
+        torch.testing.assert_close(worth.weights_PG, counted / denominators[aggregation])
+        nothing = loss.worth(recipe, scores, lengths, usable & False, 4, 2)
+        assert not nothing.advantages_PG.any() and not nothing.weights_PG.any()
 
 
 @pytest.mark.parametrize("norm", ["prompt", "batch"])
@@ -214,186 +236,98 @@ def test_pitfall_7_a_group_constant_up_to_rounding_gets_no_huge_advantages(norm)
 
 
 # --- the reference --------------------------------------------------------------------------------
-# For each loss its equation for one token, and whether a clip decides it. a: log pi_train, rho:
-# pi_train / pi_gen, sg: the same number, of which no gradient is taken, s: the geometric mean of
-# rho over the completion, A: its advantage.
+# For each loss its equation for one token: the term, its derivative by log pi_train, and whether a
+# clip decides it. a: log pi_train, rho: pi_train / pi_gen, s: the geometric mean of rho over the
+# completion, A: its advantage.
 
 
-def cispo(a, rho, sg, s, A):
-    return min(sg, 5) * A * a, sg > 5
+def cispo(a, rho, s, A):
+    slope = min(rho, 5) * A
+    return slope * a, slope, rho > 5
 
 
 def clipped(rho, A, low, high):
     bounded = min(max(rho, 1 - low), 1 + high)
-    return min(rho * A, bounded * A), bounded * A < rho * A
+    is_clipped = bounded * A < rho * A
+    return min(rho * A, bounded * A), 0.0 if is_clipped else rho * A, is_clipped
 
 
-def icepop(a, rho, sg, s, A):
-    kept = 0.5 <= sg <= 5
-    return kept * sg * A * a, not kept
+def icepop(a, rho, s, A):
+    kept = 0.5 <= rho <= 5
+    slope = kept * rho * A
+    return slope * a, slope, not kept
 
 
-def sapo(a, rho, sg, s, A):
+def sapo(a, rho, s, A):
     tau = 1.0 if A > 0 else 1.05
     sigmoid = 1 / (1 + math.exp(-tau * (rho - 1)))
-    return 4 / tau * sigmoid * A, False
+    return 4 / tau * sigmoid * A, 4 * sigmoid * (1 - sigmoid) * rho * A, False
 
 
-def dppo(a, rho, sg, s, A):
+def dppo(a, rho, s, A):
     sign = (A > 0) - (A < 0)
     moved = math.exp(a) - math.exp(a) / rho
     kept = moved * sign <= 0.2
-    return kept * min(sg, 20) * A * a, not kept
+    slope = kept * min(rho, 20) * A
+    return slope * a, slope, not kept
 
 
 EQUATIONS = {
     "cispo": cispo,
-    "dapo": lambda a, rho, sg, s, A: clipped(rho, A, 0.2, 0.26),
-    "grpo": lambda a, rho, sg, s, A: clipped(rho, A, 0.2, 0.2),
-    "gspo": lambda a, rho, sg, s, A: clipped(s, A, 0.004, 0.005),
+    "dapo": lambda a, rho, s, A: clipped(rho, A, 0.2, 0.26),
+    "grpo": lambda a, rho, s, A: clipped(rho, A, 0.2, 0.2),
+    "gspo": lambda a, rho, s, A: clipped(s, A, 0.004, 0.005),
     "icepop": icepop,
     "sapo": sapo,
     "dppo": dppo,
 }
-
-
-def mean(values):
-    values = [*values]
-    return sum(values) / max(1, len(values))
-
-
-def std(members):
-    """Of the advantages, whose mean is 0."""
-    return math.sqrt(mean(completion.advantage**2 for completion in members))
-
-
-def give_advantages(recipe, groups):
-    """To the completions that count, which are returned by groups."""
-    counted = []
-    for group in groups:
-        members = [completion for completion in group if completion.usable]
-        rewards = [completion.reward for completion in members]
-        for completion in members:
-            completion.advantage = completion.reward - mean(rewards)
-        if len({*rewards}) > 1 or (members and not recipe.zero_variance_filter):
-            counted.append(members)
-
-    std_of_batch = std(sum(counted, []))
-    for members in counted:
-        divisors = {
-            "none": 1.0,
-            "prompt": std(members) + 1e-6,
-            "batch": std_of_batch + 1e-6,
-            "mean": mean(completion.reward for completion in members) + 1 + 1e-6,
-        }
-        for completion in members:
-            completion.advantage /= divisors[recipe.advantage_norm]
-    return counted
-
-
-def give_terms(recipe, completion, step):
-    """One for each token, and whether a clip decides it."""
-    A = completion.advantage
-    s = math.exp(mean(a + step * d - b for a, b, d in completion.tokens))
-    masked = recipe.mask_sequences and A < 0 and math.log(s) < -0.5
-    completion.terms, completion.clipped = [], []
-    for a, b, d in completion.tokens:
-        moved = a + step * d
-        term, is_clipped = EQUATIONS[recipe.loss](moved, math.exp(moved - b), math.exp(a - b), s, A)
-        completion.terms.append(0.0 if masked else term)
-        completion.clipped.append(is_clipped)
-
-
-def reference_loss(recipe, groups, step=0.0):
-    """A completion comes with its reward, whether it is usable, and (a, b, d) of its sampled
-    tokens: a is moved by step d."""
-    counted = give_advantages(recipe, groups)
-    for completion in sum(groups, []):
-        give_terms(recipe, completion, step)
-    of_groups = [[completion.terms for completion in members] for members in counted]
-    means = {
-        "sample": mean(map(mean, sum(of_groups, []))),
-        "prompt": mean(mean(sum(terms, [])) for terms in of_groups),
-        "token": mean(sum(sum(of_groups, []), [])),
-    }
-    return -means[recipe.aggregation]
-
-
-def reference_sums(completions):
-    """What is logged: of tokens, also under gspo, whose own ratio is one per sequence."""
-    ratios = [math.exp(a - b) for completion in completions for a, b, _ in completion.tokens]
-    return {
-        "ratio": sum(ratios),
-        "ratio_squared": sum(rho**2 for rho in ratios),
-        "ratio_max": max(ratios),
-        "clipped": sum(sum(completion.clipped) for completion in completions),
-        "kl": sum(rho - 1 - math.log(rho) for rho in ratios),
-    }
-
-
-P, G, B, T = 4, 4, 16, 8
-
-
-def random_batch(share):
-    """In float64; this share of completions is usable. A forced token has a placeholder for log
-    pi_gen, which would make a ratio. Some completions have drifted away as a whole, and the last
-    one is empty."""
-    sampled = torch.rand(B, T) < 0.8
-    sampled[-1] = False
-    logprobs = -3 * torch.rand(B, T, dtype=torch.float64)
-    drift = torch.randn(B, 1) + 1.5 * torch.randn(B, T)
-    generator = torch.where(sampled, logprobs - drift, 0.0)
-    scores = (torch.rand(P, G) < 0.5).double()
-    scores[0] = 1.0
-    usable = torch.rand(P, G) < share
-    usable[-1] = False
-    return logprobs.requires_grad_(), generator, sampled, scores, usable
-
-
-def groups_of(scores, usable, *of_tokens):
-    """As the reference takes them."""
-    columns = (2 * scores - 1).flatten(), usable.flatten(), *of_tokens
-    completions = []
-    for reward, used, sampled, *tokens in zip(*(column.tolist() for column in columns)):
-        tokens = [*itertools.compress(zip(*tokens), sampled)]
-        made = SimpleNamespace(reward=reward, usable=used, tokens=tokens, advantage=0.0)
-        completions.append(made)
-    return [completions[first : first + G] for first in range(0, B, G)]
+B, T = 60, 8
 
 
 @every_loss
-def test_pitfalls_2_5_6_8_the_loss_is_that_of_single_tokens_however_the_batch_is_cut(name):
-    """For each aggregation and norm, and its gradient is that of finite differences. Only the
-    effective batch counts. Pitfall 2: the cap of cispo is on the ratio to what the generator has
-    recorded. Pitfall 5: micro-batches add up, whatever the cut. Pitfall 6: means are over what
-    survives the filter. Pitfall 8: forced tokens have no weight, no ratio and no gradient."""
-    torch.manual_seed(1)
-    rng = random.Random(1)
-    for aggregation, norm in itertools.product(loss.AGGREGATIONS, loss.NORMS):
-        masked, filtered = rng.random() < 0.5, rng.random() < 0.5
-        how = {"mask_sequences": masked, "zero_variance_filter": filtered}
-        recipe = Recipe(loss=name, aggregation=aggregation, advantage_norm=norm, **how)
-        logprobs, generator, sampled, scores, usable = random_batch(rng.choice([0.0, 0.7, 0.9]))
-        worth = loss.worth(recipe, scores, sampled.sum(1).view(P, G), usable, 4, 2)
-        direction = torch.randn_like(logprobs)
-        groups = groups_of(scores, usable, sampled, logprobs, generator, direction)
-        above, below = (reference_loss(recipe, groups, step) for step in (1e-6, -1e-6))
-        expected, slope = reference_loss(recipe, groups), (above - below) / 2e-6
+def test_pitfalls_2_5_8_the_loss_is_that_of_single_tokens_however_the_batch_is_cut(name):
+    """And so is its gradient, and what is logged: ratios of tokens, also under gspo, whose own one
+    is of the sequence. Pitfall 2: the cap of cispo is on the ratio to what the generator has
+    recorded. Pitfall 5: micro-batches add up, whatever the cut. Pitfall 8: forced tokens have no
+    weight, no ratio and no gradient; they have a placeholder for log pi_gen, which would make a
+    ratio. Some completions have drifted away as a whole, and the last one is empty."""
+    torch.manual_seed(0)
+    sampled = torch.rand(B, T) < 0.8
+    sampled[-1] = False
+    logprobs = -3 * torch.rand(B, T, dtype=torch.float64)
+    log_rho = torch.randn(B, 1) + 1.5 * torch.randn(B, T)
+    generator = torch.where(sampled, logprobs - log_rho, 0.0)
+    advantages, weights = torch.randn(B).round(), torch.rand(B)
+    given = logprobs.requires_grad_(), generator, sampled, advantages, weights
+    for masks in (False, True):
+        recipe = Recipe(loss=name, mask_sequences=masks)
+        expected, slopes, ratios, clips = 0.0, torch.zeros_like(logprobs), [], 0
+        for i, t in sampled.nonzero().tolist():
+            a, b = logprobs[i, t].item(), generator[i, t].item()
+            A, weight = advantages[i].item(), weights[i].item()
+            mean_log = (logprobs - generator)[i][sampled[i]].mean().item()
+            term, slope, is_clipped = EQUATIONS[name](a, math.exp(a - b), math.exp(mean_log), A)
+            if not (masks and A < 0 and mean_log < -0.5):
+                expected -= weight * term
+                slopes[i, t] = -weight * slope
+            ratios.append(math.exp(a - b))
+            clips += is_clipped
 
-        advantages, weights = worth.advantages_PG.flatten(), worth.weights_PG.flatten()
-        expected_advantages = [completion.advantage for completion in sum(groups, [])]
-        assert advantages.tolist() == pytest.approx(expected_advantages, rel=1e-9)
-        given = logprobs, generator, sampled, advantages, weights
-        for cut in ([B], [1] * B, [5, 2, 9]):
+        for cut in ([B], [1] * B, [5, 40, 15]):
             parts = zip(*(each.split(cut) for each in given))
             value = sum(loss.policy_loss(recipe, *part)[0] for part in parts)
-            assert value.item() == pytest.approx(expected, rel=1e-5, abs=1e-7)
-            (gradient,) = torch.autograd.grad(value, logprobs)
-            assert (gradient * direction).sum().item() == pytest.approx(slope, rel=1e-5, abs=1e-6)
-
+            assert value.item() == pytest.approx(expected, rel=1e-5)
+            (found,) = torch.autograd.grad(value, logprobs)
+            torch.testing.assert_close(found, slopes, rtol=1e-5, atol=1e-7)
         _, sums = loss.policy_loss(recipe, *given)
-        sums = {key: total.item() for key, total in sums.items()}
-        assert sums == pytest.approx(reference_sums(sum(groups, [])))
+        logged = {
+            "ratio": sum(ratios),
+            "ratio_squared": sum(rho**2 for rho in ratios),
+            "ratio_max": max(ratios),
+            "clipped": clips,
+            "kl": sum(rho - 1 - math.log(rho) for rho in ratios),
+        }
+        assert {key: each.item() for key, each in sums.items()} == pytest.approx(logged)
 
 
 @every_loss

@@ -34,8 +34,8 @@ from core.settings import (
     cpu_threads,
     parse,
     read_settings,
-    refuse_changes,
     refuse_small_numbers,
+    resumed,
 )
 from curve.files import write_whole
 from curve.flags import flag, option, read_flags, run_command
@@ -116,7 +116,7 @@ def runs_to_train(study: Study, common: list[str]) -> dict[Path, list[str]]:
                 raise ValueError(f"the study sets --{field} itself: it is no flag for all runs")
             settings = parse(arguments)
             if (folder / "config.json").exists():
-                refuse_changes(read_settings(folder), settings)
+                resumed(read_settings(folder), settings)  # refused, if another run lies there
         except ValueError as error:
             raise ValueError(f"variant {variant!r} of {study.study}, {folder}: {error}") from None
 
