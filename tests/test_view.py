@@ -11,7 +11,7 @@ from faults import ROOT
 from steps import FIRST, batch_of_groups, lines, settings, train_on
 
 import loss
-from machinery.folder import write_config
+from machinery.folder import json_lines, write_config
 from tools import view
 
 CHROMIUM = (
@@ -37,30 +37,22 @@ def browser():
 
 @pytest.fixture
 def open_page(browser):
-    """Make the page of a run and open it in a window of this width. At the end of the test nothing
-    may stand in the console, and nothing may have been asked of a network."""
-    messages, contexts = [], []
-
-    def note_request(request):
-        if not request.url.startswith("file:"):
-            messages.append(request.url)
+    """Make the page of a run and open it in a window of this width, without a network. At the end
+    of the test nothing may stand in the console."""
+    messages = []
 
     def open_it(folder, width=1280, scheme="light"):
         assert view.main([str(folder)]) == 0
         window = {"width": width, "height": 900}
-        contexts.append(browser.new_context(viewport=window, color_scheme=scheme))
-        page = contexts[-1].new_page()
-        page.on("console", lambda message: messages.append(message.text))
-        page.on("pageerror", lambda error: messages.append(str(error)))
-        page.on("request", note_request)
+        page = browser.new_page(viewport=window, color_scheme=scheme, offline=True)
+        for event in ("console", "pageerror"):
+            page.on(event, lambda message: messages.append(str(message)))
         page.goto((folder / "rollouts.html").as_uri())
         page.wait_for_selector("#tokens span", state="attached")
         return page
 
     open_it.messages = messages
     yield open_it
-    for context in contexts:
-        context.close()
     assert messages == []
 
 
@@ -77,25 +69,26 @@ def make_run(models, tmp_path):
         write_config(tmp_path, chosen)
         batches = [batch_of_groups(seed) for seed in range(steps)]
         train_on(chosen, models["llama"], batches, tmp_path)
-        kept = rollouts_of(tmp_path)
+        kept = json_lines(tmp_path / "rollouts.jsonl")
         for line in kept:
             begun = line["step"] - FIRST
             for its in line.get("completions", ()):
                 its |= {"began": begun + 0.1, "ended": begun + 0.9}
             if line["kind"] == "times":
                 line["generators"] = [[0, begun, begun + 0.1, begun]]
-        write_rollouts(tmp_path, kept)
+        write_lines(tmp_path / "rollouts.jsonl", kept)
         return tmp_path
 
     return run
 
 
-def rollouts_of(run):
-    return [json.loads(line) for line in (run / "rollouts.jsonl").read_text().splitlines()]
+def write_lines(path, lines):
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def write_rollouts(run, kept):
-    (run / "rollouts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept))
+def groups_of(run):
+    """The lines of its rollouts.jsonl that the page shows as groups, in its order."""
+    return [line for line in json_lines(run / "rollouts.jsonl") if line["kind"] != "times"]
 
 
 # --- its numbers ----------------------------------------------------------------------------------
@@ -124,21 +117,22 @@ def test_terms_on_the_page_add_up_to_the_loss_of_the_step(open_page, make_run, n
     run = make_run(1, loss=name)
     page = open_page(run)
     total, clips = 0.0, []
-    kept = [line for line in rollouts_of(run) if line["kind"] != "times"]
-    for place, line in enumerate(kept):
+    for place, line in enumerate(groups_of(run)):
         for row, completion in enumerate(line["completions"]):
-            sampled = [is_sampled for is_sampled, n in completion["sampled"] for _ in range(n)]
-            trained = completion.get("became") == "trained"
             read = page.evaluate(READ, [place, row])
-            assert len(read) == len(completion["ids"])
-            for t, (term, rho, clipped, numbers) in enumerate(read):
-                assert (term is not None) == (trained and sampled[t])
+            terms = [term for term, *_ in read]
+            if completion.get("became") != "trained":
+                assert terms == [None] * len(completion["ids"])
+                continue
+            sampled = [is_sampled for is_sampled, n in completion["sampled"] for _ in range(n)]
+            assert [term is not None for term in terms] == sampled
+            logprobs = completion["trainer_logprobs"], completion["generator_logprobs"]
+            for (term, rho, clipped, numbers), train, generator in zip(read, *logprobs):
                 if term is None:
                     continue
                 value = eval(numbers.replace("×", "*"), dict(KNOWN))
                 assert value == pytest.approx(float(term), rel=5e-3, abs=1e-4), numbers
-                logprobs = completion["trainer_logprobs"][t], completion["generator_logprobs"][t]
-                assert float(rho) == pytest.approx(math.exp(logprobs[0] - logprobs[1]), rel=1e-3)
+                assert float(rho) == pytest.approx(math.exp(train - generator), rel=1e-3)
                 total -= completion["weight"] * float(term)
                 clips.append(clipped == "yes")
     (logged,) = lines(run, "train")
@@ -148,7 +142,7 @@ def test_terms_on_the_page_add_up_to_the_loss_of_the_step(open_page, make_run, n
 
 def test_every_key_of_a_line_is_in_the_docs(make_run):
     text = (ROOT / "docs" / "log.md").read_text()
-    for line in rollouts_of(make_run()):
+    for line in json_lines(make_run() / "rollouts.jsonl"):
         keys = {*line}.union(*line.get("completions", ()))
         assert [key for key in keys if f"`{key}`" not in text] == []
 
@@ -171,7 +165,7 @@ def test_each_part_is_there_and_reacts_to_clicks_and_keys(make_run, open_page, w
     page = open_page(run, width, scheme)
     line = "run.lines[state.line]"
     opened = lambda: page.evaluate(f"[{line}.kind, {line}.step, state.completion]")
-    click = lambda place, nth, within=page: within.locator(place).nth(nth).click()
+    button = lambda name: page.get_by_role("button", name=name).click()
 
     # 1. The curve: a point for each validation.
     circles = page.locator("#plot circle")
@@ -179,44 +173,45 @@ def test_each_part_is_there_and_reacts_to_clicks_and_keys(make_run, open_page, w
     assert circles.nth(1).get_attribute("aria-label").startswith(f"step {FIRST + 1}: pass_rate 0.")
     circles.nth(1).press("Enter")
     assert opened() == ["validation", FIRST + 1, 0]
-    click("#plot circle", 2)
+    circles.nth(2).click()
     assert opened() == ["validation", FIRST + 2, 0]
 
     # 2. The timeline: all of it, half of it, and a bar of it.
     window = lambda: page.evaluate("lanes.to - lanes.from")
-    page.get_by_role("button", name="whole run").click()
+    button("whole run")
     whole = window()
-    page.locator("#lanes").press("+")
+    page.press("#lanes", "+")
     assert window() == pytest.approx(whole / 2)
-    page.get_by_role("button", name="whole run").click()
-    page.locator("#lanes").click(position=page.evaluate(BAR))
+    button("whole run")
+    page.click("#lanes", position=page.evaluate(BAR))
     assert opened()[0] == "group"
 
     # 3. A group: the first, the one after, a completion by click and by key. Its texts are shown.
-    kept = [line for line in rollouts_of(run) if line["kind"] != "times"]
+    _, group, *_, last = groups_of(run)
     page.select_option("#choose", "0")
-    page.get_by_role("button", name="after").click()
-    click(".card", 2)
-    assert opened() == [kept[1]["kind"], kept[1]["step"], 2]
-    page.locator(".card").nth(2).press("ArrowRight")
+    button("after")
+    card = page.locator(".card").nth(2)
+    card.click()
+    assert opened() == [group["kind"], group["step"], 2]
+    card.press("ArrowRight")
     assert opened()[2] == 3
     shown = page.locator(".card .raw").all_text_contents()
-    assert shown == ["".join(its["texts"]) for its in kept[1]["completions"]]
+    assert shown == ["".join(its["texts"]) for its in group["completions"]]
 
-    # 4. Its tokens: every colouring with a legend, a token by key and by click.
+    # 4. Its tokens: every colouring with a legend, a token by click and by key.
     for name in page.locator("#colour option").all_text_contents():
         page.select_option("#colour", name)
-        assert page.locator("#colour-legend").inner_text().strip()
-    click("#tokens span", 1)
-    page.locator("#tokens").press("ArrowRight")
-    assert page.locator("#token").inner_text().startswith("token\t3 of")
+        assert page.inner_text("#colour-legend").strip()
+    page.locator("#tokens span").nth(1).click()
+    page.press("#tokens", "ArrowRight")
+    assert page.inner_text("#token").startswith("token\t3 of")
 
     # 5. A problem at every validation: another completion, a click on one.
-    page.select_option("#which", str(kept[-1]["group"]))
-    page.locator("#nth").fill("2")
+    page.select_option("#which", str(last["group"]))
+    page.fill("#nth", "2")
     row = page.locator("#problem-rows tr").last
-    assert row.locator("td").last.inner_text() == "".join(kept[-1]["completions"][1]["texts"])
-    click("button", 1, row)
+    assert row.locator("td").last.inner_text() == "".join(last["completions"][1]["texts"])
+    row.locator("button").nth(1).click()
     assert opened() == ["validation", FIRST + 2, 1]
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
@@ -234,20 +229,19 @@ def test_a_hostile_completion_harms_nothing(make_run, open_page):
     codes += [0xD800, 0xDFFF, 0xFEFF, 0xFFFD, 0x1F642, 0xE0041, 0x10FFFF]
     script = "<script>document.title = 'taken'</script>"
     marks = f"{script}<img src=x onerror=\"document.title = 'taken'\">"
-    texts = [*map(chr, codes), marks, f"</script>{script}", "<!--", "-->", "&lt;", "$&", "`"]
-    texts += ["e" + "\u0301" * 200, "\\", "DATA_OF_THE_RUN", "SHA256_OF_THE_SCRIPT"]
+    texts = [*map(chr, codes), marks, f"</script>{script}", *"<!-- --> &lt; $& ` \\".split()]
+    texts += ["e" + "\u0301" * 200, "DATA_OF_THE_RUN", "NONCE_OF_THE_PAGE"]
     run = make_run(1)
-    kept = rollouts_of(run)
+    kept = groups_of(run)
     for line in kept:
-        if line["kind"] != "times":
-            line |= {"prompt": marks, "answer": marks, "source": marks}
-        for its in line.get("completions", ()):
+        line |= {"prompt": marks, "answer": marks, "source": marks}
+        for its in line["completions"]:
             its |= {"texts": texts, "ids": [0] * len(texts)}
-    write_rollouts(run, kept)
+    write_lines(run / "rollouts.jsonl", kept)
     page = open_page(run, 390)
     assert page.locator("img, #run ~ script ~ script").count() == 0
     assert page.locator("#tokens span").count() == len(texts)
-    shown = page.locator("#tokens").text_content()
+    shown = page.text_content("#tokens")
     assert marks in shown and "⟨202e⟩" in shown and "⟨d800⟩" in shown
     assert not re.search("[\u202e\u2066\ufeff\x00]", shown)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
@@ -274,20 +268,15 @@ def test_a_page_shows_what_there_is(make_run, open_page):
     """No step yet, no group that was trained on, a line that is being written; a log without
     columns."""
     run = make_run()
-    *_, last = kept = rollouts_of(run)
-    write_rollouts(run, [line for line in kept if line["kind"] == "validation"][:1])
-    with open(run / "rollouts.jsonl", "a") as file:
-        file.write(json.dumps(last)[:100])
-    log = [lines(run, "validation")[0], {"kind": "validation", "step": 1}]
-    log.append({"kind": "train", "step": 1})
-    (run / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in log))
+    first, *_ = [line for line in groups_of(run) if line["kind"] == "validation"]
+    (run / "rollouts.jsonl").write_text(f'{json.dumps(first)}\n{{"kind": "gro')
+    bare = [{"kind": kind, "step": 1} for kind in ("validation", "train")]
+    write_lines(run / "log.jsonl", [lines(run, "validation")[0], *bare])
     page = open_page(run)
     assert page.locator("#choose option").count() == page.locator("#plot circle").count() == 1
 
 
-def test_what_cannot_be_shown_is_refused_in_one_sentence(make_run, tmp_path):
-    with pytest.raises(ValueError, match="the folder holds no run"):
-        view.main([str(tmp_path)])
+def test_what_cannot_be_shown_is_refused_in_one_sentence(make_run):
     run = make_run()
     (run / "rollouts.jsonl").write_text('{"kind": "gro\n')
     with pytest.raises(ValueError, match="rollouts.jsonl, line 1: "):
@@ -295,4 +284,3 @@ def test_what_cannot_be_shown_is_refused_in_one_sentence(make_run, tmp_path):
     (run / "rollouts.jsonl").unlink()
     with pytest.raises(OSError, match="rollouts.jsonl"):
         view.main([str(run)])
-    assert not (run / "rollouts.html").exists()
