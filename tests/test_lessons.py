@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import steps
-from faults import RealRun, apply, log, project
+from faults import apply, log, project
 
 import loss
 from core import policy
@@ -28,19 +28,17 @@ LONGEST = "900"  # seconds that the commands of a page may take
 def test_the_one_page_trains_as_train_py_does(tmp_path, monkeypatch, capsys):
     """Three steps of smaller batches, in which thinking is interrupted too."""
     page = (FOLDER / "one_page.py").read_text()
-    assert page.count("\nSTEPS, P, G = 20, 32, 16\n") == 1
     script = tmp_path / "one_page.py"
     script.write_text(page.replace("STEPS, P, G = 20, 32, 16", "STEPS, P, G = 3, 8, 8"))
-    flags = "--one-process --thinking-budget 56 56 --threads 1"
-    sizes = "--steps 3 --prompts-per-step 8 --completions-per-prompt 8"
-    run = RealRun(tmp_path, *flags.split(), *sizes.split())
     monkeypatch.chdir(ROOT)
     runpy.run_path(str(script))
     printed = re.findall(r"step +\d+ +pass rate ([\d.]+) +loss (\S+)", capsys.readouterr().out)
-    run.end_well()
-    lines = log(run.folder, "train")
-    assert len(printed) == len(lines) == 3
-    for (pass_rate, page_loss), line in zip(printed, lines):
+    monkeypatch.chdir(tmp_path)
+    flags = "--one-process --thinking-budget 56 56 --threads 1 --name run --validation-problems 4"
+    sizes = "--steps 3 --prompts-per-step 8 --completions-per-prompt 8"
+    assert steps.run_train([*flags.split(), *sizes.split()]) == 0
+    lines = log(tmp_path / "runs/run", "train")
+    for (pass_rate, page_loss), line in zip(printed, lines, strict=True):
         assert float(pass_rate) == pytest.approx(line["pass_rate"], abs=1e-3)
         assert float(page_loss) == pytest.approx(line["loss"], abs=1e-5) and line["loss"] != 0
     assert any(line["interrupted_fraction"] > 0 for line in lines)
@@ -61,13 +59,8 @@ def test_the_notebook_says_what_lesson_1_says(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.stem)
-def test_each_patch_is_short_applies_and_is_in_a_lesson(patch, tmp_path):
-    text = patch.read_text()
-    for file in re.findall(r"(?m)^--- a/(.*)", text):
-        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / file, tmp_path / file)
-    subprocess.run(["git", "apply", patch], cwd=tmp_path, check=True)
-    assert len(re.findall(r"(?m)^\+(?!\+\+)[^\n]*\S", text)) <= 10
+def test_each_patch_applies_and_is_in_a_lesson(patch):
+    subprocess.run(["git", "apply", "--check", patch], cwd=ROOT, check=True)
     assert patch.name in LESSONS[patch.name[:2]]
 
 
