@@ -188,13 +188,13 @@ def engine_that_fits(model: PreTrainedModel, decoding: Decoding, slots: int) -> 
     """An engine with so many slots, or with a half, a quarter and so on of them: as many as its
     device has memory for. torch.OutOfMemoryError if none fits."""
     vocabulary = model.config.get_text_config().vocab_size
-    rest = [0] * (decoding.prompt_budget - 1)
     while True:
         engine = TorchEngine(model, decoding, slots)
         try:
             # All the memory that it can ever need: long prompts that all differ, then a step at the
             # end of the longest completions. Nothing of it is kept.
-            engine.add([Request(i, 0, [i % vocabulary, *rest], 0, (0,)) for i in range(slots)])
+            prompts = [[i % vocabulary] * decoding.prompt_budget for i in range(slots)]
+            engine.add([Request(0, 0, prompt, 0, (0,)) for prompt in prompts])
             engine._admit()
             engine.progress["num_tokens"] = decoding.longest_completion
             engine._sample(engine._hidden())

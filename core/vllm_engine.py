@@ -222,7 +222,7 @@ def _open_parameters(worker, handles: list[bytes]) -> None:
 def _reload_parameters(worker) -> None:
     parameters = worker.shared_parameters
     # As a checkpoint without tied weights has them.
-    names = dict.fromkeys([*parameters.shapes, "lm_head.weight"])
+    names = {**parameters.shapes, "lm_head.weight": None}
     worker.reload_weights(weights_iterator=parameters.on(worker.device, names))
     for layer in worker.get_model().modules():
         # vLLM 0.32 brings experts into the layout of its CPU kernel at their first load, and never

@@ -1,6 +1,7 @@
 """What tests of sampling share: models and requests to sample, and what plain forwards say of the
 rollouts."""
 
+import contextlib
 import dataclasses
 import importlib.util
 import os
@@ -13,16 +14,13 @@ import torch
 import generate
 from core.engine import Decoding, EngineSettings
 from core.generators import start_generator
-from core.model import load_model, load_tokenizer, make_decoding, render
+from core.model import load_model, make_decoding
 from core.rollouts import Request, Rollout, SharedParameters
 from core.settings import GenerateCommand, Sampling, parse
-from data.tasks import arithmetic
+from docs.make_base import make_tokenizer
 
-CPU = torch.device("cpu")
 # Of the tested engines; benchmarks/gpu.py says a GPU.
 DEVICE = os.environ.get("SCALERL_TEST_DEVICE", "cpu")
-THINKING, ANSWER = 30, 6
-PROMPTS = arithmetic.problems("train", 12)
 
 # A developer's machine may be without vLLM, and then its tests are skipped; in CI (.ci/run sets CI)
 # they are not.
@@ -37,35 +35,25 @@ def run_generate(arguments: list[str]) -> int:
     return generate.main(parse(arguments, GenerateCommand, generate.__doc__))
 
 
-def load(folder):
-    """The model in a folder, in fp32, and its tokenizer."""
-    return load_model(folder), load_tokenizer(folder)
-
-
-def decoding(tokenizer, **changes) -> Decoding:
-    """Small budgets and the markers of this tokenizer, with changes."""
-    settings = Sampling(
-        prompt_budget=16, thinking_budget=(THINKING, THINKING), answer_budget=ANSWER
-    )
-    return dataclasses.replace(make_decoding(tokenizer, settings), **changes)
+def decoding(**changes) -> Decoding:
+    """Small budgets and the markers of the arithmetic task's tokenizer, with changes."""
+    settings = Sampling(prompt_budget=40, thinking_budget=(30, 30), answer_budget=6)
+    return dataclasses.replace(make_decoding(make_tokenizer(), settings), **changes)
 
 
 def settings_of(
-    folder, name="torch", dtype=torch.float32, slots=8, devices=(DEVICE,), **changes
+    folder, name="torch", dtype=torch.float32, slots=48, devices=(DEVICE,), **changes
 ) -> EngineSettings:
     """What an engine is made of, with these changes of `decoding`."""
-    rules = decoding(load_tokenizer(folder), **changes)
     # Many share a GPU.
-    return EngineSettings(folder, devices, dtype, 1, slots, rules, name, memory=0.05)
+    return EngineSettings(folder, devices, dtype, 1, slots, decoding(**changes), name, memory=0.05)
 
 
-def requests(
-    tokenizer, prompts, completions, thinking=THINKING, seed=0, validation=False
-) -> list[Request]:
-    """Requests for completions of these problems."""
+def requests(completions, thinking=30, seed=0, validation=False) -> list[Request]:
+    """Requests for so many completions of each of twelve prompts, of 2 to 13 tokens."""
     return [
-        Request(i, j, render(tokenizer, problem.prompt), thinking, (seed, i, j), validation)
-        for i, problem in enumerate(prompts)
+        Request(i, j, [i, 7, *range(i)], thinking, (seed, i, j), validation)
+        for i in range(12)
         for j in range(completions)
     ]
 
@@ -95,16 +83,15 @@ def change(shared: SharedParameters, model, version) -> None:
 
 def samples_takes_updates_validates_and_stops(settings: EngineSettings) -> None:
     """Assert that a generator process does."""
-    model, tokenizer = load(settings.model)
+    model = load_model(settings.model)
     shared = parameters_of(model)
-    generator = start_generator(0, settings, shared)
-    try:
+    with contextlib.closing(start_generator(0, settings, shared)) as generator:
         while not generator.slots:
             assert generator.read_reports(300) or not time.sleep(0.01)
         assert generator.slots == settings.slots
         for version in (1, 2):
             change(shared, model, version)
-            wanted = requests(tokenizer, PROMPTS, 2, thinking=9, validation=version == 2)
+            wanted = requests(2, thinking=9, validation=version == 2)
             rollouts, taken, began = [], [], time.monotonic()
             generator.give(wanted)
             while len(rollouts) < len(wanted):
@@ -122,8 +109,6 @@ def samples_takes_updates_validates_and_stops(settings: EngineSettings) -> None:
         generator.stop()
         generator.process.join(60)
         assert generator.process.exitcode == 0
-    finally:
-        generator.close()
 
 
 def plain_logprobs(rollout: Rollout, model, old=None, kept=0, temperature=1.0) -> np.ndarray:

@@ -4,6 +4,7 @@ import dataclasses
 import importlib.util
 import json
 import os
+from functools import cache
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -13,13 +14,11 @@ import torch
 from conftest import make_models
 from sampling import (
     DEVICE,
-    PROMPTS,
     change,
     decoding,
     ends_as_it_should,
     finish,
     largest_error,
-    load,
     needs_vllm,
     parameters_of,
     plain_logprobs,
@@ -32,12 +31,11 @@ import loss
 from core import vllm_engine
 from core.engine import NoEngine, engine_settings, make_requests, sample_all
 from core.generators import make_engine
+from core.model import load_model
 from core.rollouts import Request
 from core.settings import Settings
-from docs.make_base import make_tokenizer
 from machinery.trainer import make_policy, numerics_mismatch
 
-LONG = 40  # tokens of the longest prompt: more than a block of vLLM's cache
 # Tokens; of an interrupted completion, what fills no block is computed again.
 BLOCK = {"torch": 1, "vllm": 32 if DEVICE == "cpu" else 16}
 KINDS = ["llama", "llama-grouped-tied", "qwen3", "qwen3-moe", "deepseek-v3", "glm4-moe-lite"]
@@ -60,21 +58,17 @@ class Engines:
     """The engines of one name, each made at its first use: they all live in this process."""
 
     def __init__(self, name, folders):
-        self.name, self.folders, self.made = name, folders, {}
+        self.name, self.folders = name, folders
+        self.made = cache(lambda *about, **changes: make_engine(settings_of(*about, **changes)))
 
     def __call__(self, kind="llama", dtype=torch.float32, **changes):
-        """The engine with the parameters in the folder; also the model, the tokenizer, the shared
-        parameters."""
-        key = (kind, dtype, *changes.items())
-        if key not in self.made:
-            longer = {"prompt_budget": LONG, **changes}
-            settings = settings_of(self.folders[kind], self.name, dtype, slots=48, **longer)
-            self.made[key] = make_engine(settings)
-        engine, (model, tokenizer) = self.made[key], load(self.folders[kind])
+        """The engine with the parameters in the folder; also the model, the shared parameters."""
+        engine = self.made(self.folders[kind], self.name, dtype, **changes)
+        model = load_model(self.folders[kind])
         shared = parameters_of(model)
         engine.update(shared)
         assert engine.version == engine.unfinished == 0
-        return engine, model, tokenizer, shared
+        return engine, model, shared
 
 
 @pytest.fixture(scope="module")
@@ -108,12 +102,11 @@ def test_logprobs_match_a_plain_forward(engines, kind):
     requests than slots, prompts of several lengths, slots freed and filled at different times,
     interrupted completions and others. vLLM with experts is tested in a process of its own
     (test_vllm.py)."""
-    engine, model, tokenizer, _ = engines(kind)
-    wanted = requests(tokenizer, PROMPTS, 3) + requests(tokenizer, PROMPTS, 3, thinking=5, seed=1)
+    engine, model, _ = engines(kind)
+    wanted = requests(3) + requests(3, thinking=5, seed=1)
     assert len(wanted) > engine.slots
     rollouts = sample_all(engine, wanted)
     assert [rollout.request for rollout in rollouts] == wanted
-    assert len({len(rollout.tokens) for rollout in rollouts}) > 5
     assert {rollout.interrupted for rollout in rollouts} == {False, True}
     for rollout in rollouts:
         assert rollout.tokens.dtype == rollout.versions.dtype == np.int32
@@ -136,11 +129,11 @@ def test_pitfall_1_tokens_are_drawn_from_the_distribution_whose_logprobs_are_rec
 
 def test_a_request_is_sampled_alike_in_other_company(engines):
     """By vLLM up to rounding, which depends on the batch: the noise is the request's."""
-    engine, _, tokenizer, _ = engines()
-    wanted = requests(tokenizer, PROMPTS, 3, thinking=9)
-    others = requests(tokenizer, PROMPTS, 3, thinking=9, seed=1)
+    engine, *_ = engines()
+    wanted = requests(3, thinking=9)
+    others = requests(3, thinking=9, seed=1)
     alone = sample_all(engine, wanted)
-    together = sample_all(engine, [*others, *wanted[::-1]])[: len(others) - 1 : -1]
+    together = sample_all(engine, others + wanted)[len(others) :]
     same = [one.tokens.tolist() == other.tokens.tolist() for one, other in zip(alone, together)]
     assert np.mean(same) >= (1.0 if engines.name == "torch" else 0.9)
 
@@ -153,8 +146,8 @@ def test_pitfall_3_generator_and_trainer_agree_over_a_trunk_in_bf16(
     trunk is below .05 in the mean and 1 at most on these models (weights of .3, far above real
     ones)."""
     kind = "llama-grouped-tied"
-    engine, model, tokenizer, _ = engines(kind, torch.bfloat16, fp32_logits=fp32_logits)
-    rollouts = sample_all(engine, requests(tokenizer, PROMPTS, 4))
+    engine, model, _ = engines(kind, torch.bfloat16, fp32_logits=fp32_logits)
+    rollouts = sample_all(engine, requests(4))
     recipe = loss.Recipe(fp32_logits=fp32_logits)
     # Sharing rounds otherwise.
     settings = Settings(recipe=recipe, dtype="bfloat16", share_prompts=False)
@@ -169,8 +162,8 @@ def test_a_temperature_of_0_takes_the_likeliest_tokens_and_of_a_half_a_sharper_d
     engines,
 ):
     for temperature in (0.0, 0.5):
-        engine, model, tokenizer, _ = engines(temperature=temperature)
-        for rollout in sample_all(engine, requests(tokenizer, PROMPTS[:3], 2)):
+        engine, model, _ = engines(temperature=temperature)
+        for rollout in sample_all(engine, requests(2)):
             if temperature == 0:
                 expected = plain_logprobs(rollout, model, None, 0, 1e-6)
                 assert expected[rollout.sampled].min() > np.log(0.4)
@@ -181,7 +174,7 @@ def test_a_temperature_of_0_takes_the_likeliest_tokens_and_of_a_half_a_sharper_d
 def test_thinking_budgets_do_not_follow_the_noise_of_their_completions():
     """With budgets out of the stream of a completion's noise, that noise would say how long it may
     think. With the length penalty all have the largest budget."""
-    rules = decoding(make_tokenizer())
+    rules = decoding()
     made = [make_requests(i, [1], 1, (0, 30), rules, seed=(0, i))[0] for i in range(300)]
     budgets = [request.thinking_budget for request in made]
     noise = [np.random.default_rng(request.seed).random() for request in made]
@@ -202,8 +195,8 @@ def test_pitfall_14_after_an_update_tokens_in_flight_go_on_over_the_old_cache_an
     that were full; the rest is computed again. A validation of the same prompts comes between, and
     sees no old cache."""
     steps, block = 9, BLOCK[engines.name]
-    engine, new, _, shared = engines()
-    old = load(engines.folders["llama"])[0]
+    engine, new, shared = engines()
+    old = load_model(engines.folders["llama"])
     wanted = [
         Request(i, j, [i, *range(18), *range(i + 8)], 29 - 5 * j, (0, i, j))
         for i in range(12)
@@ -238,14 +231,14 @@ def test_pitfall_14_after_an_update_tokens_in_flight_go_on_over_the_old_cache_an
 def test_a_validation_goes_before_what_waits_beside_what_is_in_flight(engines):
     """All slots are taken and more requests wait when the validation comes, and with it new
     parameters."""
-    engine, model, tokenizer, shared = engines()
-    training = requests(tokenizer, PROMPTS, 10, thinking=20)
+    engine, model, shared = engines()
+    training = requests(10, thinking=20)
     engine.add(training)
     begun = [rollout.request for _ in range(3) for rollout in engine.step()] + engine.in_flight
     assert engine.slots <= len(begun) < len(training)
     change(shared, model, version=1)
     engine.update(shared)
-    validation = requests(tokenizer, PROMPTS, 3, thinking=20, seed=1, validation=True)
+    validation = requests(3, thinking=20, seed=1, validation=True)
     engine.add(validation)
     later = [rollout for rollout in finish(engine) if rollout.request not in begun]
     assert len(later) == len(training + validation) - len(begun)
@@ -264,10 +257,10 @@ def test_a_validation_goes_before_what_waits_beside_what_is_in_flight(engines):
 def test_interruption_at_any_budget_and_natural_ends_around_it(engines, changes, ways):
     """Pitfall 8, and all that `loss.interrupt_or_truncate` says: budgets of 0, 1, some and all
     tokens. All ways to end come."""
-    engine, _, tokenizer, _ = engines(**changes)
+    engine, *_ = engines(**changes)
     wanted = [
         dataclasses.replace(request, thinking_budget=(0, 1, 6, 30)[request.index % 4])
-        for request in requests(tokenizer, PROMPTS, 84 if ways == 16 else 8, seed=3)
+        for request in requests(84 if ways == 16 else 8, seed=3)
     ]
     rollouts = sample_all(engine, wanted)
     assert len({ends_as_it_should(rollout, engine.decoding) for rollout in rollouts}) == ways
@@ -280,12 +273,12 @@ def test_interruption_at_any_budget_and_natural_ends_around_it(engines, changes,
 def test_the_answer_after_an_interruption_has_noise_of_its_own(by_name, monkeypatch):
     """Otherwise its first token would equal the first of the thinking too often."""
     engine, *_ = by_name["vllm"]()
-    seeds, add = [], engine.engine.add_request
-    seen = lambda *about: seeds.append(about[2].seed) or add(*about)
-    monkeypatch.setattr(engine.engine, "add_request", seen)
-    rollouts = sample_all(engine, [Request(0, j, [1, 2, 3], 1, (8, j)) for j in range(50)])
+    given = Mock(wraps=engine.engine.add_request)
+    monkeypatch.setattr(engine.engine, "add_request", given)
+    rollouts = sample_all(engine, requests(5, thinking=1))
     pieces = len(rollouts) + sum(rollout.interrupted for rollout in rollouts)
-    assert len({*seeds}) == len(seeds) == pieces > 60
+    seeds = {sampling.seed for _, _, sampling in (each.args for each in given.mock_calls)}
+    assert len(seeds) == given.call_count == pieces > len(rollouts)
 
 
 @vllm_alone
@@ -299,16 +292,10 @@ def test_pitfall_3_the_head_inside_of_vllm_is_the_trainers(by_name, fp32_logits)
     hidden_ND = torch.randn(5, head_VD.shape[1]).bfloat16()
     expected_NV = loss.head_logits(hidden_ND, head_VD, fp32_logits)
     with torch.no_grad():
-        ((inside_VD, inside_NV),) = engine.engine.collective_rpc(
-            _head_and_logits, args=(hidden_ND,)
-        )
+        (inside,) = engine.engine.collective_rpc(lambda worker: worker.get_model())
+        inside_VD, inside_NV = inside.lm_head.weight, inside.compute_logits(hidden_ND)
     assert torch.equal(inside_VD[: len(head_VD)], head_VD if fp32_logits else head_VD.bfloat16())
     assert (inside_NV - expected_NV).abs().max() < (1e-4 if fp32_logits else 0.5)
-
-
-def _head_and_logits(worker, hidden_ND):
-    model = worker.get_model()
-    return model.lm_head.weight, model.compute_logits(hidden_ND)
 
 
 @vllm_alone
@@ -321,11 +308,11 @@ def test_pitfall_14_a_cache_that_is_full_leaves_every_rollout_right(folders, mon
     # Bytes: keys and values, layers, heads, their size, fp32.
     block = 2 * 2 * 4 * 32 * 4 * BLOCK["vllm"]
     monkeypatch.setattr(vllm_engine, "CPU_CACHE", 13 * block)
-    engine = make_engine(settings_of(folders["llama"], "vllm", slots=16, prompt_budget=LONG))
-    (old, _), (new, _) = load(folders["llama"]), load(folders["llama"])
+    engine = make_engine(settings_of(folders["llama"], "vllm", slots=16))
+    old, new = load_model(folders["llama"]), load_model(folders["llama"])
     shared = parameters_of(new, version=3)
     engine.update(shared)
-    prompts = np.random.default_rng(0).integers(13, size=(11, LONG)).tolist()
+    prompts = np.random.default_rng(0).integers(13, size=(11, 40)).tolist()
     same = [Request(0, i, prompts[0], 30, (0, i)) for i in range(30)]
     short = [Request(i, 0, prompts[i][:30], (30, 12)[i % 2], (5, i)) for i in range(1, 11)]
     engine.add([same[0], *short, *same[1:]])
@@ -350,8 +337,7 @@ def test_pitfall_14_a_cache_that_is_full_leaves_every_rollout_right(folders, mon
 def test_the_command_evaluates_with_vllm_and_finds_the_usual_pass_rate(tmp_path):
     """mean@8 of the base model on 128 problems: within 4 standard deviations of .12."""
     log = tmp_path / "log.jsonl"
-    flags = ["--evaluate", "--samples", "8", "--engine", "vllm", "--log", str(log)]
-    assert run_generate(flags) == 0
+    assert run_generate(f"--evaluate --samples 8 --engine vllm --log {log}".split()) == 0
     assert abs(json.loads(log.read_text())["pass_rate"] - 0.12) < 0.04
 
 
@@ -384,7 +370,7 @@ def test_on_a_gpu_vllm_sizes_its_own_cache(monkeypatch, asked, free, share):
     monkeypatch.setattr("vllm.EngineArgs", arguments)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, 80))
     chosen = Settings(engine="vllm", slots=77, generator_memory=asked)
-    settings = engine_settings(chosen, ("cuda:0",), "model", decoding(make_tokenizer()))
+    settings = engine_settings(chosen, ("cuda:0",), "model", decoding())
     with pytest.raises(NoEngine):
         vllm_engine.make_llm_engine(settings, 8192)
     given = arguments.call_args.kwargs
