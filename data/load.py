@@ -119,7 +119,7 @@ def load_data(
     if `Problem.answer` shall hold the worked solution. Raises ValueError, with file and line or
     record, for anything that cannot be used.
     """
-    sources = []
+    sources, held_out, names = [], set(), Counter()
     for spec in [parse_spec(argument, instruction) for argument in arguments]:
         if spec.task:
             train = made_problems(spec, "train", train_problems or MADE_PROBLEMS, wanted)
@@ -128,14 +128,11 @@ def load_data(
         else:
             source = read_source(spec, wanted)
         sources.append(source)
-
-    held_out = set().union(*(source.apart for source in sources))
-    held_out |= {problem.key for source in sources for problem in source.validation}
-    names = Counter()
-    for source in sources:
+        held_out |= source.apart | {problem.key for problem in source.validation}
         names[source.name] += 1
         if names[source.name] > 1:
             source.name += f"-{names[source.name]}"  # a second gsm8k is gsm8k-2
+    for source in sources:
         source.train = [problem for problem in source.train if problem.key not in held_out]
         cut(source, "train", train_problems)
         cut(source, "validation", validation_problems)
@@ -272,9 +269,7 @@ def find_parts(spec: Spec) -> dict[str, list[Path]]:
     if root.is_file():
         parts["train"] = [root]
         return parts
-    subsets = [""]
-    if "subset" in spec.options:
-        subsets = [f"{subset}/" for subset in spec.options["subset"].split("+")]
+    subsets = spec.options.get("subset", "").split("+")
     if not root.is_dir():
         if not re.fullmatch(r"[\w.-]+/[\w.-]+", place) or place.endswith(records.FORMATS):
             raise ValueError(
@@ -282,18 +277,19 @@ def find_parts(spec: Spec) -> dict[str, list[Path]]:
                 f"task of that name; known are {', '.join([*KNOWN, *task_names()])}"
             )
         root = records.download(place, subsets)
-    for path in sorted(root.rglob("*")):
-        below = str(path.relative_to(root))
-        if path.suffix in records.FORMATS and below.startswith(tuple(subsets)):
-            words = re.findall("[a-z0-9]+", below.lower())
-            said = [PARTS[word] for word in words if word in PARTS]
-            parts[said[-1] if said else ""].append(path)
+    found = {path for subset in subsets for path in (root / subset).rglob("*")}
+    for path in sorted(found):
+        part = ""
+        for word in re.findall("[a-z0-9]+", str(path.relative_to(root)).lower()):
+            part = PARTS.get(word, part)
+        if path.suffix in records.FORMATS:
+            parts[part].append(path)
     if not parts:
         raise ValueError(
-            f"{place} has no file of records below {', '.join(subsets)}:"
+            f"{place} has no file of records below {'/, '.join(subsets)}/:"
             f" {', '.join(records.FORMATS)} are looked for"
         )
-    if parts.keys() == {""}:
+    if {*parts} == {""}:
         parts["train"] = parts[""]
     return parts
 

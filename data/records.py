@@ -26,11 +26,12 @@ FORMATS = (".jsonl", ".json", ".csv", ".parquet")
 
 
 def download(name: str, subsets: list[str]) -> Path:
-    """The folder of a data set of the hub, with the files whose paths begin with one of these.
+    """The folder of a data set of the hub, with the files below these folders.
     Raises ValueError if it is not there or the hub cannot be reached."""
     import huggingface_hub
 
-    patterns = [f"{subset}*{suffix}" for subset in subsets for suffix in FORMATS]  # * matches /
+    # * matches / too
+    patterns = [str(Path(subset, f"*{suffix}")) for subset in subsets for suffix in FORMATS]
     try:
         return Path(
             huggingface_hub.snapshot_download(name, repo_type="dataset", allow_patterns=patterns)

@@ -256,8 +256,8 @@ def remove(folder: str) -> None:
     """Remove a folder that hostile hands may have filled: unreadable folders, or a path too deep
     for Python."""
     if os.path.lexists(folder):
-        subprocess.run(["chmod", "-R", "u+rwx", folder], stderr=subprocess.DEVNULL)
-        subprocess.run(["rm", "-rf", folder], stderr=subprocess.DEVNULL)
+        for command in ("chmod -R u+rwx", "rm -rf"):
+            subprocess.run([*command.split(), folder], stderr=subprocess.DEVNULL)
 
 
 # --- the verifier, a process of its own -----------------------------------------------------------

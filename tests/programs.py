@@ -1,4 +1,4 @@
-"""Tables of programs, as the tests of the sandbox and of programming problems read them."""
+"""Tables, as the tests of problems and of the sandbox read them, and problems for programs."""
 
 from pathlib import Path
 
@@ -8,6 +8,11 @@ IN_AND_OUT = programming.problem(
     "Add.", [{"type": "stdin_stdout", "input": "41 1\n", "output": "42\n"}]
 )
 CALLED = programming.problem("Add.", {"inputs": [[41, 1]], "outputs": [[42]], "fn_name": "add"})
+
+
+def rows(table: str) -> list[list[str]]:
+    """The cells of each line, between which | stands."""
+    return [[*map(str.strip, line.split(" |"))] for line in table.strip().split("\n")]
 
 
 def read_programs(name: str) -> dict[str, dict[str, str]]:

@@ -4,9 +4,11 @@ import json
 from dataclasses import replace
 
 import pytest
+from programs import rows
 
 from data import Problem
 from data.load import load_data, load_evaluation, task_of
+from data.sandbox import RaisedInside
 from data.tasks import gym
 from data.verify import VerifierPool
 
@@ -28,12 +30,12 @@ def test_a_family_is_split_and_one_with_too_few_problems_says_so():
 
 # Completions of a problem whose answer is A.
 COMPLETIONS = """
-right A
-right  <think>7</think>⏎A⏎
-right It is <answer>A</answer>.
-wrong It is A.
-wrong <answer>7</answer>
-wrong A or 7
+right | A
+right |  <think>7</think>⏎A⏎
+right | It is <answer>A</answer>.
+wrong | It is A.
+wrong | <answer>7</answer>
+wrong | A or 7
 """  # for the last one the package gives a part
 
 
@@ -44,50 +46,34 @@ def test_the_instruction_and_the_metadata_reach_the_verdict():
     assert problem.prompt.endswith(instruction)
     assert gym.problems("train", 1, 0, "products")[0].prompt.endswith(gym.INSTRUCTION)
     assert not gym.score(problem, "1 " * 10**6)
-    for line in COMPLETIONS.strip().split("\n"):
-        verdict, _, text = line.partition(" ")
+    for verdict, text in rows(COMPLETIONS):
         text = text.replace("A", problem.answer).replace("⏎", "\n")
-        assert gym.score(problem, text) is (verdict == "right"), line
+        assert gym.score(problem, text) is (verdict == "right"), text
     assert json.loads(json.dumps(problem.metadata)) == problem.metadata
+    with pytest.raises(RaisedInside, match="ValueError"):  # the package's own, which is wrong
+        gym.score(*gym.problems("train", 1, 0, "prime_factorization"), "two times three")
     # A word ladder is judged by the words of the lengths that were asked for.
     ladders = gym.problems("train", 8, 0, "word_ladder", min_word_length="3", max_word_length="5")
     assert all(gym.score(problem, problem.answer) for problem in ladders)
 
 
 REFUSED = r"""
-gym:nosuch                    has no family 'nosuch'; it has ab,
-gym                           reasoning-gym wants a family, as in gym:products; it has ab,
-gym:products,digits=1         products does not take {'digits': 1}:
-gym:products,graded=true      products does not take {'graded'
-gym:products,seed=1           multiple values for argument .seed
-gym:products,max_digits=many  products does not take
-gym:arc_agi                   cannot be judged from their text
-gym:n_queens                  n_queens is refused: its verifier runs what the model writes as code
-gym:coin_flip                 coin_flip is refused: its verifier calls wrong answers right
+gym:nosuch | has no family 'nosuch'; it has ab,
+gym | reasoning-gym wants a family, as in gym:products; it has ab,
+gym:products,digits=1 | products does not take {'digits': 1}:
+gym:products,graded=true | products does not take {'graded'
+gym:products,seed=1 | multiple values for argument .seed
+gym:products,max_digits=many | products does not take
+gym:arc_agi | cannot be judged from their text
+gym:n_queens | n_queens is refused: its verifier runs what the model writes as code
+gym:coin_flip | coin_flip is refused: its verifier calls wrong answers right
 """
 
 
-@pytest.mark.parametrize("line", REFUSED.strip().split("\n"))
-def test_what_cannot_be_had_is_named(line):
-    argument, message = line.split(maxsplit=1)
+@pytest.mark.parametrize("argument, message", rows(REFUSED))
+def test_what_cannot_be_had_is_named(argument, message):
     with pytest.raises(ValueError, match=message):
         load_data([argument], 5, 5)
-
-
-def test_it_is_judged_in_the_verifiers_and_a_family_that_is_gone_is_a_failure():
-    problems = [
-        *gym.problems("train", 1, 0, "gcd"),
-        *gym.problems("train", 1, 0, "countdown"),
-        Problem("?", "1", gym.__name__, {"family": "gone", "options": {}, "entry": {}}),
-    ]
-    (factors,) = gym.problems("train", 1, 0, "prime_factorization")
-    items = [(i, problem, problem.answer) for i, problem in enumerate(problems)]
-    with VerifierPool(1, 60.0, 4.0) as pool:
-        verdicts = dict(pool.judge([*items, (3, factors, "two times three")]))
-    assert [verdicts[i].correct for i in range(4)] == [True, True, False, False]
-    assert verdicts[2].failure == "error" and "'gone' not registered" in verdicts[2].detail
-    # A verifier that raises on an answer says wrong.
-    assert verdicts[3].raised and "ValueError" in verdicts[3].detail
 
 
 # --- what a model writes is never run, and a constant never wins ----------------------------------
@@ -98,8 +84,8 @@ def test_no_answer_is_run(tmp_path, monkeypatch):
     left = tmp_path / "left"
     run = f"__import__('pathlib').Path({str(left)!r}).touch()"
     takes_over = "__import__('sys').modules['data.tasks.mathematics'].__dict__.update(score=print)"
-    texts = [run, f"[{run}]", f"[[{run}]]", f"1+1 if {run} else 2", f"x*{run}", "9**9**9**9"]
-    texts += [takes_over, f"[{takes_over}]"]
+    wrong = [run, f"[{run}]", f"[[{run}]]", f"1+1 if {run} else 2", f"x*{run}", "9**9**9**9"]
+    wrong += [takes_over, f"[{takes_over}]"]
     (tmp_path / "unchecked.py").write_text(
         "from data.tasks import gym\ngym.OWN_VERIFIERS.clear()\nscore = gym.score\n"
     )
@@ -107,40 +93,36 @@ def test_no_answer_is_run(tmp_path, monkeypatch):
     monkeypatch.setenv("SCORE_SECONDS", "1")
     sums = Problem("", "4", "data.tasks.mathematics")
     (ours,) = gym.problems("train", 1, 0, "countdown")
-    items = []
-    for task in (gym.__name__, "unchecked"):
-        problem = replace(ours, task=task)
-        items += [((task, text), problem, f"</think>{text}") for text in texts]
-        items += [((task, "reference"), problem, problem.answer)]
-        items += [((task, text), sums, rf"\boxed{{{text}}}") for text in "54"]
+    tried = []
+    for problem in (ours, replace(ours, task="unchecked")):
+        tried += [(problem, text, False) for text in wrong] + [(problem, problem.answer, True)]
+        tried += [(sums, rf"\boxed{{{text}}}", text == "4") for text in "54"]
     with VerifierPool(1, 20, 4) as pool:
-        verdicts = dict(pool.judge(items))
+        verdicts = dict(pool.judge([(i, *item[:2]) for i, item in enumerate(tried)]))
     assert not left.exists()
-    for (_, text), verdict in verdicts.items():
-        assert verdict.correct is (text in ("reference", "4")), text
+    for i, (problem, text, right) in enumerate(tried):
+        assert verdicts[i].correct is right, (problem.task, text)
 
 
 SUMS = """
-right  3 8 3 8 makes 24      8/(3-8/3)            only exact fractions say so
-right  4 6 makes 24          6*4
-right  4 6 makes 2           -4+6
-wrong  9 9 3 8 makes 24      (9*9-8)/3            24.33
-wrong  10 8 5 6 makes 24     8*5//10*6
-wrong  1 5 3 9 makes 24      3*5.1+9
-wrong  66 98 54 makes 164    (66+98)+54**-34
-wrong  4 0 makes 4           4/0
-wrong  4 6 makes 24          6*4*1
-wrong  4 6 makes 24          ٦*٤
-wrong  4 6 makes 24          6*4)
-wrong  6 6 5 3 makes 24      6+6+6+6
-wrong  4 6 makes 24          24
-wrong  4 6 makes 24          nan
+right | 3 8 3 8 | 24 | 8/(3-8/3) | only exact fractions say so
+right | 4 6 | 24 | 6*4 |
+right | 4 6 | 2 | -4+6 |
+wrong | 9 9 3 8 | 24 | (9*9-8)/3 | 24.33
+wrong | 10 8 5 6 | 24 | 8*5//10*6 |
+wrong | 1 5 3 9 | 24 | 3*5.1+9 |
+wrong | 66 98 54 | 164 | (66+98)+54**-34 |
+wrong | 4 0 | 4 | 4/0 |
+wrong | 4 6 | 24 | 6*4*1 |
+wrong | 4 6 | 24 | ٦*٤ |
+wrong | 4 6 | 24 | 6*4) |
+wrong | 6 6 5 3 | 24 | 6+6+6+6 |
+wrong | 4 6 | 24 | 24 |
+wrong | 4 6 | 24 | nan |
 """
 
 
-@pytest.mark.parametrize("line", SUMS.strip().split("\n"))
-def test_a_sum_makes_its_target_exactly(line):
-    verdict, *numbers = line[:27].replace("makes", "").split()
-    *numbers, target = map(int, numbers)
-    entry = {"metadata": {"numbers": numbers, "target": target}}
-    assert gym.makes_the_target(line[29:].split()[0], entry) is (verdict == "right")
+@pytest.mark.parametrize("verdict, numbers, target, text, why", rows(SUMS))
+def test_a_sum_makes_its_target_exactly(verdict, numbers, target, text, why):
+    metadata = {"numbers": [*map(int, numbers.split())], "target": int(target)}
+    assert gym.makes_the_target(text, {"metadata": metadata}) is (verdict == "right")

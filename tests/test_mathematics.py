@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from programs import rows
 
 from data.tasks import mathematics
 from data.tasks.mathematics import equal, last_boxed, problem, score
@@ -82,40 +83,40 @@ def test_each_wanted_answer_is_right_as_it_stands():
 
 
 COMPLETIONS = r"""
-right So</think>The answer is \boxed{17}.
-right \boxed{17}
-wrong \boxed{17}</think>So it is 17.
-right \boxed{18}</think>\boxed{17}
-right </think>\boxed{18}</think>\boxed{17}
-wrong </think>\boxed{17}</think>\boxed{18}
-wrong </think>\boxed{17}</think>
-wrong </think>\boxed{17} or \boxed{18}
-right </think>\boxed{16} \boxed{18} \boxed{17}
-wrong </think>\boxed{17} \boxed{
-right </think>\boxed{\boxed{17}}
-wrong </think>\boxed{18, \boxed{17}}
-wrong </think>\boxed{\boxed{18} \boxed{17}}
-right <think>So</think>\boxed{17}
-wrong <think>So \boxed{17}
-wrong <think>So</think>\boxed{18}<think>\boxed{17}
-wrong </think>\boxed{17\ud800}
-right \ud800</think>\ud800\boxed{17}\ud800
-wrong </think>\boxed{\text{So } 17}
-right </think>\boxed 17 is it
-right </think>$\boxed17$
-right </think>\fbox{17}
-wrong </think>\boxed{}
-wrong </think>\boxed
-wrong </think>17
-wrong </think>#### 17
-wrong
+right | So</think>The answer is \boxed{17}.
+right | \boxed{17}
+wrong | \boxed{17}</think>So it is 17.
+right | \boxed{18}</think>\boxed{17}
+right | </think>\boxed{18}</think>\boxed{17}
+wrong | </think>\boxed{17}</think>\boxed{18}
+wrong | </think>\boxed{17}</think>
+wrong | </think>\boxed{17} or \boxed{18}
+right | </think>\boxed{16} \boxed{18} \boxed{17}
+wrong | </think>\boxed{17} \boxed{
+right | </think>\boxed{\boxed{17}}
+wrong | </think>\boxed{18, \boxed{17}}
+wrong | </think>\boxed{\boxed{18} \boxed{17}}
+right | <think>So</think>\boxed{17}
+wrong | <think>So \boxed{17}
+wrong | <think>So</think>\boxed{18}<think>\boxed{17}
+wrong | </think>\boxed{17\ud800}
+right | \ud800</think>\ud800\boxed{17}\ud800
+wrong | </think>\boxed{\text{So } 17}
+right | </think>\boxed 17 is it
+right | </think>$\boxed17$
+right | </think>\fbox{17}
+wrong | </think>\boxed{}
+wrong | </think>\boxed
+wrong | </think>17
+wrong | </think>#### 17
+wrong |
 """  # to a problem whose answer is 17
 
 
 def test_only_the_last_box_after_the_thinking_counts():
-    for line in COMPLETIONS.replace(r"\ud800", "\ud800").strip().split("\n"):
-        verdict, _, completion = line.partition(" ")
-        assert score(problem("What?", "17"), completion) is (verdict == "right"), repr(line)
+    for verdict, completion in rows(COMPLETIONS.replace(r"\ud800", "\ud800")):
+        right = score(problem("What?", "17"), completion)
+        assert right is (verdict == "right"), repr(completion)
 
 
 def test_braces_of_a_box_are_balanced_and_escaped_ones_are_none():

@@ -4,7 +4,7 @@ sandbox."""
 import json
 
 import pytest
-from programs import CALLED, IN_AND_OUT, block, read_programs
+from programs import CALLED, IN_AND_OUT, block, read_programs, rows
 
 from data.tasks import programming
 
@@ -37,11 +37,22 @@ def test_each_form_of_tests_tells_right_from_wrong():
             assert right is (sign == "+"), tests
 
 
-def test_tests_in_no_known_form_are_refused():
-    different = [{"input": [1], "output": 1, "fn_name": name} for name in "fg"]
-    for tests in ([], "{]", "3", {"inputs": ["1"], "outputs": []}, [{"input": "1"}], different):
-        with pytest.raises(ValueError, match="no form that is known, or call different functions"):
-            programming.problem("Add.", tests)
+# The last two call different functions.
+NO_FORMS = """
+[]
+{]
+3
+{"inputs": ["1"], "outputs": []}
+[{"input": "1"}]
+[{"input": [1], "output": 1, "fn_name": "f"}, {"input": [1], "output": 1, "fn_name": "g"}]
+[{"input": [1], "output": 1, "fn_name": "f"}, {"input": "1", "output": "1"}]
+"""
+
+
+@pytest.mark.parametrize("tests", NO_FORMS.split("\n")[1:-1])
+def test_tests_in_no_known_form_are_refused(tests):
+    with pytest.raises(ValueError, match="no form that is known, or call different functions"):
+        programming.problem("Add.", tests)
 
 
 def test_the_fifteen_longest_tests_are_kept():
@@ -57,34 +68,33 @@ def test_the_fifteen_longest_tests_are_kept():
 
 # ⏎ is the end of a line, and [ ] stand around a program in its block behind the thinking.
 COMPLETIONS = r"""
-right [print(42)]
-right ```python⏎print(42)⏎```
-right ```python⏎print(1)⏎```⏎</think>⏎```⏎print(42)⏎```
-right [print(1)]⏎[print(42)]
-wrong [print(42)]⏎[print(1)]
-wrong <think>It is⏎```python⏎print(42)⏎```
-right <think>Hm</think>```python⏎print(42)⏎```
-wrong ```python⏎print(42)⏎```</think>That was it.
-wrong print(42)
-wrong ```python⏎print(42)
-wrong
-right [import sys; sys.stdin.read(); print('42\n\n')]
-right [print(42); raise SystemExit(0)]
-wrong [print(42); raise SystemExit(3)]
-wrong [print(42, 42)]
-wrong [print('42\n42')]
-wrong [print(42.0)]
-wrong [print(4); print(2)]
-right [from __future__ import annotations⏎print(List and math.floor(42.5))]
-wrong [x = '�'⏎print(42)]
-wrong [import os⏎os.write(1, '\ud800'.encode(errors='surrogatepass'))]
+right | [print(42)]
+right | ```python⏎print(42)⏎```
+right | ```python⏎print(1)⏎```⏎</think>⏎```⏎print(42)⏎```
+right | [print(1)]⏎[print(42)]
+wrong | [print(42)]⏎[print(1)]
+wrong | <think>It is⏎```python⏎print(42)⏎```
+right | <think>Hm</think>```python⏎print(42)⏎```
+wrong | ```python⏎print(42)⏎```</think>That was it.
+wrong | print(42)
+wrong | ```python⏎print(42)
+wrong |
+right | [import sys; sys.stdin.read(); print('42\n\n')]
+right | [print(42); raise SystemExit(0)]
+wrong | [print(42); raise SystemExit(3)]
+wrong | [print(42, 42)]
+wrong | [print('42\n42')]
+wrong | [print(42.0)]
+wrong | [print(4); print(2)]
+right | [from __future__ import annotations⏎print(List and math.floor(42.5))]
+wrong | [x = '�'⏎print(42)]
+wrong | [import os⏎os.write(1, '\ud800'.encode(errors='surrogatepass'))]
 """
 
 
 def test_verdicts_on_a_program():
     start, end = block("\n").split("\n\n")
-    for line in COMPLETIONS.strip().split("\n"):
-        verdict, _, text = line.partition(" ")
+    for verdict, text in rows(COMPLETIONS):
         for sign, meaning in (("[", f"{start}\n"), ("]", f"\n{end}"), ("⏎", "\n"), ("�", "\ud800")):
             text = text.replace(sign, meaning)
         assert programming.score(IN_AND_OUT, text) is (verdict == "right"), repr(text)
@@ -119,12 +129,11 @@ right | '\ud800' | "\ud800"
 
 
 def test_what_a_function_returns_is_compared_as_json():
-    for line in RETURNED.strip().split("\n"):
-        verdict, returned, wanted = line.split(" | ")
+    for verdict, returned, wanted in rows(RETURNED):
         test = {"testtype": "functional", "input": "0", "output": wanted, "fn_name": "f"}
         program = f"class Solution:\n    def f(self, x: List[int]):\n        return {returned}"
         problem = programming.problem("Do.", [test])
-        assert programming.score(problem, block(program)) is (verdict == "right"), line
+        assert programming.score(problem, block(program)) is (verdict == "right"), returned
 
 
 # The verdict, what is written, and what is wanted.
@@ -143,9 +152,9 @@ wrong | 1⏎⏎2 | 1⏎2
 
 
 def test_decimal_fractions_are_compared_up_to_rounding_and_nothing_else_is():
-    for line in TEXTS.strip().split("\n"):
-        verdict, written, wanted = line.replace("⏎", "\n").split(" |")
-        assert programming.same_text(written[1:], wanted[1:]) is (verdict == "right"), line
+    for verdict, *texts in rows(TEXTS):
+        written, wanted = (text.replace("⏎", "\n") for text in texts)
+        assert programming.same_text(written, wanted) is (verdict == "right"), written
 
 
 def test_a_lone_surrogate_in_a_test_makes_no_error():
@@ -155,20 +164,23 @@ def test_a_lone_surrogate_in_a_test_makes_no_error():
 
 
 BUSY = "import time\nwhile time.process_time() < {seconds}: pass\nprint(42)"
-TIMES = [  # of a verdict within .9 seconds: the number of tests, the program, whether it is right
-    (1, "import time\ntime.sleep(1.2)\nprint(42)", True),  # waits, as on a busy machine
-    (1, "import time\ntime.sleep(60)\nprint(42)", False),
-    (1, BUSY.format(seconds=0.98), False),
-    (3, BUSY.format(seconds=0.1), True),
-    (3, BUSY.format(seconds=0.5), False),
-]
 
 
-def test_cpu_time_decides_and_the_clock_is_a_wider_limit(monkeypatch):
+# Of a verdict within .9 seconds: the number of tests, the program, whether it is right.
+@pytest.mark.parametrize(
+    "number, program, right",
+    [
+        (1, "import time\ntime.sleep(1.2)\nprint(42)", True),  # waits, as on a busy machine
+        (1, "import time\ntime.sleep(60)\nprint(42)", False),
+        (1, BUSY.format(seconds=0.98), False),
+        (3, BUSY.format(seconds=0.1), True),
+        (3, BUSY.format(seconds=0.5), False),
+    ],
+)
+def test_cpu_time_decides_and_the_clock_is_a_wider_limit(monkeypatch, number, program, right):
     monkeypatch.setenv("SCORE_SECONDS", "1")
-    for number_of_tests, program, right in TIMES:
-        problem = programming.problem("Do.", number_of_tests * [{"input": "", "output": "42"}])
-        assert programming.score(problem, block(program)) is right, program
+    problem = programming.problem("Do.", number * [{"input": "", "output": "42"}])
+    assert programming.score(problem, block(program)) is right
 
 
 # --- honest programs ------------------------------------------------------------------------------

@@ -190,11 +190,6 @@ for call in (lambda: os.kill({os.getpid()}, 0),
     assert output.split() == [b"refused", b"refused", b"done"]
 
 
-def test_no_number_of_a_system_call_stands_twice():
-    numbers = [number for number, _ in sandbox.CALLS.values()]
-    assert len(numbers) == len(set(numbers))
-
-
 def test_a_program_dies_with_its_verifier(tmp_path, monkeypatch):
     """kill -9 of a worker in the middle of a test ends the program too."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

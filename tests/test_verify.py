@@ -10,10 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
+from programs import rows
 
 from data import Problem
 from data.tasks import arithmetic
-from data.verify import Verdict, VerifierPool, children, no_verdict_at_all
+from data.verify import Verdict, VerifierPool, children
 
 ROOT = Path(__file__).parent.parent
 
@@ -104,22 +105,17 @@ def judge(pool: VerifierPool, items: list) -> list:
     return [verdict for _, verdict in sorted(verdicts, key=lambda pair: pair[0])]
 
 
-def stat(pid: int | str) -> list[str]:
-    """The state of a process, its parent, and so on; a zombie if it is gone."""
+def state(pid: int) -> str:
+    """The letter of a process's state; Z, as of a zombie, if it is gone."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
-        return ["Z", "0"]
+        return "Z"
 
 
-def is_running(pid: int) -> bool:
-    return stat(pid)[0] != "Z"
-
-
-def children_of(parent: int) -> set[int]:
-    """The processes that this one has started, zombies too."""
-    pids = filter(str.isdigit, os.listdir("/proc"))
-    return {int(pid) for pid in pids if stat(pid)[1] == str(parent)}
+def is_running(marker: Path) -> bool:
+    """Whether the process runs whose id is in this file."""
+    return state(int(marker.read_text())) != "Z"
 
 
 def wait_until(condition, seconds: float = 30) -> None:
@@ -171,13 +167,13 @@ two thirds       | 0.66 | None       |
 def test_a_failure_costs_its_own_completion_only_and_is_named(task, capfd, workers):
     """Every kind of failure in one pool. One worker meets them one by one, with other completions
     between them; two meet each kind twice, in any order. Nothing is printed."""
-    table = [[*map(str.strip, line.split("|"))] for line in VERDICTS.strip().split("\n")]
-    rows = [row for failure in table for row in (*table[:2], failure)]
+    table = rows(VERDICTS)
+    tried = [row for failure in table for row in (*table[:2], failure)]
     if workers == 2:
-        random.Random(0).shuffle(rows := 2 * table)
+        tried = random.Random(0).sample(2 * table, 2 * len(table))
     with VerifierPool(workers, time_limit=1, memory_gib=0.25) as pool:
-        verdicts = judge(pool, [task(text) for text, *_ in rows])
-    for (text, score, failure, detail), verdict in zip(rows, verdicts):
+        verdicts = judge(pool, [task(text) for text, *_ in tried])
+    for (text, score, failure, detail), verdict in zip(tried, verdicts):
         assert verdict.score == pytest.approx(float(score), abs=0.01), (text, verdict)
         assert verdict.correct is (score == "1") and len(verdict.detail) <= 2000, (text, verdict)
         assert str(verdict.failure) == failure and detail in verdict.detail, (text, verdict)
@@ -196,19 +192,13 @@ def test_waiting_for_the_processor_costs_nothing(task):
         assert judge(pool, [task("wait"), *[task("busy")] * 4]) == [Verdict(1.0)] * 5
 
 
-def test_none_of_several_completions_with_a_verdict_is_said_with_the_first_reason():
-    failed = Verdict(0.0, "error", "KeyError: 1 (mine.py, line 2)")
-    assert no_verdict_at_all([failed, Verdict(0.0)]) == no_verdict_at_all([]) == ""
-    said = no_verdict_at_all([failed, Verdict(0.0, "died")])
-    assert said.endswith("of 2 completions got a verdict; the first, " + failed.reason)
-    assert failed.reason == "error: KeyError: 1 (mine.py, line 2)"
-
-
-def test_a_task_that_is_not_there_is_an_error_of_each_completion():
+def test_a_task_that_cannot_judge_is_an_error_of_each_completion():
+    """It is not there, or it is not ready for this problem."""
+    problems = [Problem("", "", name) for name in ("no_such_task", "data.tasks.gym")]
     with VerifierPool(1, time_limit=10, memory_gib=1) as pool:
-        verdicts = judge(pool, [(Problem("", "", "no_such_task"), "")] * 3)
-    error = Verdict(0.0, "error", "ModuleNotFoundError: No module named 'no_such_task'")
-    assert verdicts == [error] * 3
+        verdicts = judge(pool, [(problem, "") for problem in 2 * problems])
+    missing = Verdict(0.0, "error", "ModuleNotFoundError: No module named 'no_such_task'")
+    assert verdicts == 2 * [missing, Verdict(0.0, "error", "KeyError: 'family'")]
 
 
 def test_giant_and_odd_completions_arrive_whole():
@@ -225,19 +215,18 @@ def test_what_a_score_leaves_behind_dies_with_its_worker(task, tmp_path):
     markers = [tmp_path / name for name in ("right", "hang", "die")]
     with VerifierPool(3, time_limit=3, memory_gib=2) as pool:
         judge(pool, [task(f"detach, then {marker.name}", str(marker)) for marker in markers])
-    assert not any(is_running(int(marker.read_text())) for marker in markers)
+    assert not any(map(is_running, markers))
 
 
 def test_closing_ends_workers_in_the_middle_of_their_work(task, tmp_path):
     marker = tmp_path / "pid"
-    before = children_of(os.getpid())
     pool = VerifierPool(2, time_limit=600, memory_gib=2)
     pool.submit([(0, *task("detach, then hang", str(marker))), (1, *task("sleep"))])
     wait_until(lambda: marker.exists() and marker.read_text())
-    assert len(children_of(os.getpid()) - before) == 2
     pool.close()
-    assert children_of(os.getpid()) <= before, "no zombie is left"
-    assert not is_running(int(marker.read_text()))
+    exits = [verifier.process.returncode for verifier in pool._verifiers.values()]
+    assert len(exits) == 2 and None not in exits, "no zombie is left"
+    assert not is_running(marker)
     pool.close()  # again does no harm
     with pytest.raises(RuntimeError, match="closed"):
         pool.results()
@@ -255,7 +244,7 @@ while pool.unfinished:
     pool.results()
 pool.submit([(1, Problem("", "", "hostile_task"), "loop")])
 assert not {"torch", "transformers"} & set(sys.modules)
-print("ready", flush=True)
+print(*[verifier.process.pid for verifier in pool._verifiers.values()], flush=True)
 time.sleep(600)
 """
 
@@ -277,15 +266,14 @@ def test_nothing_outlives_the_owner_of_the_pool(task, tmp_path, by, stopped):
         env=os.environ | paths,
         start_new_session=True,
     ) as owner:
-        assert owner.stdout.readline() == b"ready\n"
-        guards = children_of(owner.pid)
-        assert len(guards) == 2 and is_running(int(marker.read_text()))
+        guards = [*map(int, owner.stdout.readline().split())]
+        assert len(guards) == 2 and is_running(marker)
         if stopped:  # as a hostile score can do to its guard
             for pid in guards:
                 os.kill(pid, signal.SIGSTOP)
-            wait_until(lambda: all(stat(pid)[0] == "T" for pid in guards))
+            wait_until(lambda: all(state(pid) == "T" for pid in guards))
         owner.send_signal(by)
-    wait_until(lambda: not any(map(is_running, [*guards, int(marker.read_text())])))
+    wait_until(lambda: {*map(state, guards)} == {"Z"} and not is_running(marker))
     wait_until(lambda: not any(temporary.iterdir()))
 
 

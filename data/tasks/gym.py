@@ -84,7 +84,8 @@ def score(problem: Problem, completion: str) -> bool:
     text = answer_of(completion)
     if len(text) > LONGEST_ANSWER + 2 * len(problem.answer):
         return False
-    judge, entry = get_ready(problem), entry_of(problem)
+    judge, metadata = get_ready(problem), problem.metadata["entry"]
+    entry = {"question": problem.prompt, "answer": problem.answer, "metadata": metadata}
     if not sandbox.confines():
         return float(judge(text, entry)) == 1
     try:
@@ -106,12 +107,6 @@ def answer_of(completion: str) -> str:
     if "<answer>" in text:
         text = text.rpartition("<answer>")[2].partition("</answer>")[0]
     return text.strip()
-
-
-def entry_of(problem: Problem) -> dict:
-    """The problem as its family made it."""
-    metadata = problem.metadata["entry"]
-    return {"question": problem.prompt, "answer": problem.answer, "metadata": metadata}
 
 
 # Numbers with brackets and - before them, and one operation between them: no ** and no //.
