@@ -9,10 +9,8 @@ import runpy
 import shutil
 import signal
 import sys
-import tempfile
 import threading
 import time
-import uuid
 from multiprocessing import resource_tracker
 from pathlib import Path
 
@@ -25,7 +23,7 @@ TINY = """
 # Columns of a log that do not depend on the machine's speed.
 COMPUTED = """
     kind step loss gradient_norm pass_rate ratio_max compute_tokens compute_flops epoch
-    off_policyness_max prompts_retired completion_length
+    off_policyness_max prompts_retired completion_length mismatch_max
 """.split()
 
 
@@ -57,69 +55,24 @@ def apply(page: str, folder: Path) -> None:
         file.write_text(text.replace(old, new))
 
 
-def once(name: str) -> str:
-    """Python text of an expression: true the first time that any process of the run evaluates it.
-    `name` is a file."""
-    return f"not __import__('os').path.exists({name!r}) and not open({name!r}, 'w').close()"
-
-
-def faulty_engine(**statements: str) -> str:
-    """Python text for core/torch_engine.py: each statement runs once, at a step with parameters of
-    version 3, 5, 7, ..."""
-    text, version = "_step = TorchEngine.step\ndef step(self):\n", 1
-    for name, statement in statements.items():
-        version += 2
-        text += f"    if self.version >= {version} and {once(name)}: {statement}\n"
-    return text + "    return _step(self)\nTorchEngine.step = step\n"
-
-
-def faulty_reward(**statements: str) -> str:
-    """Python text for data/tasks/arithmetic.py: each statement runs once, at the first
-    verdicts on what a model has written."""
-    text = "_score = score\ndef score(problem, completion):\n"
-    for name, statement in statements.items():
-        text += f"    if '</think>' in completion and {once(name)}: {statement}\n"
-    return text + "    return _score(problem, completion)\n"
-
-
-def faulty_loss(call: int) -> str:
-    """Python text for loss.py: the loss of one micro-batch is not a number."""
-    return f"""
-_policy_loss, _calls = policy_loss, []
-def policy_loss(*arguments):
-    loss, sums = _policy_loss(*arguments)
-    _calls.append(1)
-    if len(_calls) == {call}:
-        loss = loss * float("nan")
-    return loss, sums
-"""
-
-
-RAISES = "raise RuntimeError('it broke')"
-HANGS = "__import__('time').sleep(1000)"
-
-
 SERVER = multiprocessing.get_context("forkserver")  # a process that has made the imports, and forks
 SERVER.set_forkserver_preload(["transformers.models.llama.modeling_llama", "matplotlib.pyplot"])
 
 
-def run_script(script: Path, arguments: list[str], folder: Path, output: str, **environment):
+def run_script(script: Path, arguments: list[str], folder: Path, output: Path) -> None:
     """`python SCRIPT ARGUMENTS` in `folder`, in a process forked from one that has made the
-    imports, which saves five seconds. It has a session, environment, output and resource tracker of
-    its own, and starts its own processes as usual."""
+    imports, which saves five seconds. It has a session, output and resource tracker of its own, and
+    starts its own processes as usual."""
     threading.Thread(target=end_with_the_tests, daemon=True).start()
     os.setsid()
     os.chdir(folder)
-    os.environ.update(environment)
-    tempfile.tempdir = None  # the imports may have cached that of another environment
-    with open(output, "a") as file:
+    with open(output, "w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     resource_tracker._resource_tracker._fd = None
     resource_tracker._resource_tracker._pid = None
     sys.argv = [str(script), *arguments]
-    elsewhere = [path for path in sys.path if not Path(path).is_relative_to(ROOT)]
-    sys.path = [str(script.parent), *elsewhere]
+    sys.path.insert(0, str(script.parent))
     runpy.run_path(str(script), run_name="__main__")
 
 
@@ -129,49 +82,33 @@ def end_with_the_tests() -> None:
 
 
 class RealRun:
-    """`python train.py` in a process of its own, which stands in `folder`. All its processes carry
-    a mark.
+    """`python train.py` in a process of its own, which stands in `folder`. The folder's own
+    train.py is run if it has one (`project`)."""
 
-    The folder's own train.py is run if it has one (`project`). gpus: those that its processes see,
-    as in CUDA_VISIBLE_DEVICES; None: all.
-    """
-
-    # Inodes of all shared memory that processes of these runs were seen to use.
-    shared_memory: set[int] = set()
-
-    def __init__(
-        self,
-        folder: Path,
-        *flags: str,
-        name: str = "run",
-        gpus: str | None = "",
-    ):
+    def __init__(self, folder: Path, *flags: str, name: str = "run"):
         own = folder / "train.py"
         script = own if own.exists() else ROOT / "train.py"
-        self.mark = uuid.uuid4().hex
-        self.folder, self.output = folder / "runs" / name, folder / f"{self.mark}.txt"
-        self.output.touch()
+        self.folder, self.output = folder / "runs" / name, folder / f"{name}.txt"
+        self.output.write_text("")
+        self.shared_memory: set[int] = set()  # inodes of what its processes were seen to use
         start = [] if "--resume" in flags else ["--name", name, *TINY]
-        environment = {"SCALERL_TEST_RUN": self.mark}
-        if gpus is not None:
-            environment["CUDA_VISIBLE_DEVICES"] = gpus
-        given = (script, [*start, *flags], folder, str(self.output))
-        self.process = SERVER.Process(target=run_script, args=given, kwargs=environment)
+        given = script, [*start, *flags], folder, self.output
+        self.process = SERVER.Process(target=run_script, args=given)
         self.process.start()
 
     def text(self) -> str:
         return self.output.read_text()
 
     def processes(self, text: str = "") -> list[int]:
-        """Ids of the living processes that the trainer's has started, if their command lines hold
-        this text."""
-        ids, mark = [], f"SCALERL_TEST_RUN={self.mark}".encode()
+        """Ids of the living processes that the trainer's has started, all of its session, if their
+        command lines hold this text."""
+        ids = []
         for entry in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):  # it has ended
-                marked = mark in (entry / "environ").read_bytes()
-                if marked and text in (entry / "cmdline").read_text():
+                command = (entry / "cmdline").read_text()  # empty if it has just ended
+                if command and text in command and os.getsid(int(entry.name)) == self.process.pid:
                     ids.append(int(entry.name))
-        return sorted(ids)
+        return sorted({*ids} - {self.process.pid})
 
     def children(self) -> list[int]:
         """Process ids of the trainer's other ranks and then of the generators, in the order of
@@ -180,14 +117,17 @@ class RealRun:
         generators = forked[1:]  # the first is what they are forked from
         return self.processes("spawn_main") + generators
 
-    def verifiers(self) -> list[int]:
-        return self.processes("data.verify")
-
     def look_at_shared_memory(self) -> None:
         for process in [self.process.pid, *self.processes()]:
             with contextlib.suppress(OSError):  # it has ended
                 maps = Path(f"/proc/{process}/maps").read_text()
-                RealRun.shared_memory |= {*map(int, re.findall(r"(\d+) +/dev/shm/", maps))}
+                self.shared_memory |= {*map(int, re.findall(r"(\d+) +/dev/shm/", maps))}
+
+    def left_over(self) -> set[int]:
+        """Its processes that are alive, and its shared memory that is not removed. (Python's
+        resource tracker removes what dead processes have left, a moment after their end.)"""
+        inodes = {file.inode() for file in os.scandir("/dev/shm")}
+        return {*self.processes()} | (inodes & self.shared_memory)
 
     def until(self, condition, seconds: float = 120) -> None:
         """Wait until condition() holds. AssertionError with the output if it never does or the run
@@ -203,16 +143,16 @@ class RealRun:
         self.until(lambda: last_step(self.folder) >= step)
 
     def end(self, seconds: float = 120) -> int:
-        """Wait until the run and all its processes have ended; the exit status."""
+        """Wait until the run has ended, with all its processes and its shared memory; the exit
+        status."""
         deadline = time.monotonic() + seconds
         while self.process.is_alive():
             assert time.monotonic() < deadline, f"it goes on:\n{self.text()[-3000:]}"
             self.look_at_shared_memory()
             time.sleep(0.2)
-        deadline = time.monotonic() + 15
-        while left := self.processes():
-            commands = [Path(f"/proc/{p}/cmdline").read_text() for p in left]
-            assert time.monotonic() < deadline, f"left over: {commands}"
+        deadline = time.monotonic() + 20
+        while left := self.left_over():
+            assert time.monotonic() < deadline, f"left over: {left}"
             time.sleep(0.05)
         return self.process.exitcode
 
@@ -236,8 +176,9 @@ def log(folder: Path, kind: str | None = None) -> list[dict]:
 
 def last_step(folder: Path) -> int:
     """The newest step in a log; -1 if there is none yet."""
-    is_there = (folder / "log.jsonl").exists()
-    return max((line["step"] for line in log(folder, "train")), default=-1) if is_there else -1
+    if not (folder / "log.jsonl").exists():
+        return -1
+    return max((line["step"] for line in log(folder, "train")), default=-1)
 
 
 def check_log(folder: Path, steps: int, validation_every: int) -> None:
@@ -250,16 +191,3 @@ def check_log(folder: Path, steps: int, validation_every: int) -> None:
         for key in ("compute_device_hours", "compute_tokens", "compute_flops", "wall_seconds"):
             values = [line[key] for line in lines]
             assert values == sorted(values)
-
-
-def nothing_left(seconds: float = 20) -> bool:
-    """Whether the shared memory of the runs so far is removed in time. (Python's resource tracker
-    removes what dead processes have left, a moment after their end.)"""
-    assert RealRun.shared_memory, "no process of a run was seen to use any"
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        inodes = {file.inode() for file in os.scandir("/dev/shm")}
-        if not inodes & RealRun.shared_memory:
-            return True
-        time.sleep(0.1)
-    return False

@@ -14,30 +14,15 @@ from pathlib import Path
 import pytest
 import steps
 import torch
-from faults import (
-    COMPUTED,
-    HANGS,
-    RAISES,
-    ROOT,
-    TINY,
-    RealRun,
-    check_log,
-    faulty_engine,
-    faulty_loss,
-    faulty_reward,
-    last_step,
-    log,
-    nothing_left,
-    project,
-)
+from faults import COMPUTED, ROOT, TINY, RealRun, check_log, last_step, log, project
 
 from core.model import load_model
 from machinery import folder as folder_module
 from machinery.folder import checkpoints, json_lines
 from machinery.ranks import Stop
 
-CPU = torch.device("cpu")
 FOREVER = ["--steps", "100000"]
+HINT = "python train.py --resume runs/run goes on from the last checkpoint"
 
 
 def saved_step(run: RealRun) -> int:
@@ -47,61 +32,95 @@ def saved_step(run: RealRun) -> int:
     return json.loads((newest / "state.json").read_text())["step"]
 
 
-def saved_near_the_end(run: RealRun) -> None:
-    """Assert that the newest checkpoint is at most two steps old; TINY has one every two steps."""
+def fails(run: RealRun, *words: str) -> None:
+    """Assert that the run ends and says this, and how to go on, from a checkpoint that is at most
+    two steps old."""
+    assert run.end() == 1
+    assert [text for text in (*words, HINT) if text not in run.text()] == []
     reached = last_step(run.folder)
     assert reached - 2 <= saved_step(run) <= reached
 
 
 # --- a run goes on --------------------------------------------------------------------------------
 
-SYNCHRONOUS = ["--train-prompts", "20", "--validation-every", "3"]
 
-
-def columns(folder: Path, steps: int) -> list[list]:
-    """What was computed up to this step, from the log."""
-    lines = [line for line in log(folder) if line["step"] <= steps and line["kind"] != "end"]
-    return [[line.get(name) for name in COMPUTED] for line in lines]
-
-
-def kept_groups(folder: Path, steps: int) -> list[dict]:
-    """The groups and validations in rollouts.jsonl up to this step, without times."""
-    found = [line for line in json_lines(folder / "rollouts.jsonl") if line["kind"] != "times"]
-    found = [line for line in found if line["step"] <= steps]
-    for completion in sum((line["completions"] for line in found), []):
+def computed(folder: Path, steps: int) -> tuple[list[list], list[dict]]:
+    """What was computed up to this step, by the log; and the groups and validations that are kept,
+    without times."""
+    logged = [line for line in log(folder) if line["kind"] != "end"]
+    columns = [[line.get(name) for name in COMPUTED] for line in logged if line["step"] <= steps]
+    kept = [line for line in json_lines(folder / "rollouts.jsonl") if line["kind"] != "times"]
+    kept = [line for line in kept if line["step"] <= steps]
+    for completion in sum((line["completions"] for line in kept), []):
         del completion["began"], completion["ended"]
-    return found
+    return columns, kept
 
 
 def test_kill_9_and_resume_to_the_last_digit_and_a_killed_generator_is_replaced(tmp_path):
-    """A run beside one that is left alone. Its trainer is killed and resumed, and later its
-    generator is killed. PipelineRL-0 and PPO-off-policy-1 are the same thing."""
-    alone = RealRun(tmp_path, *SYNCHRONOUS, "--steps", "6", "--asynchrony", "ppo-1", name="alone")
-    run = RealRun(tmp_path, *SYNCHRONOUS, "--steps", "12", "--asynchrony", "pipeline-0")
+    """A run beside one in one process that is left alone. Its trainer is killed; it goes on in one
+    process, then with processes again, and at last its generator is killed. PipelineRL-0,
+    PPO-off-policy-1 and what one process does are the same thing."""
+    flags = ["--train-prompts", "20", "--validation-every", "3"]
+    usual = ["--one-process", "--steps", "9", "--asynchrony", "ppo-1"]
+    alone = RealRun(tmp_path, *flags, *usual, name="alone")
+    run = RealRun(tmp_path, *flags, "--steps", "12", "--asynchrony", "pipeline-0")
     run.until_step(3)
-    assert run.children()
-    assert run.verifiers()
+    assert run.children() and run.processes("data.verify")
     run.kill()
-    assert run.end() == -signal.SIGKILL
-    assert nothing_left()  # within seconds, and no process is left
+    assert run.end() == -signal.SIGKILL  # and no process is left, and no shared memory
+    assert run.shared_memory, "the control"
     alone.end_well()
+    assert "not ppo-1, because of --one-process" not in alone.text()
 
-    run = RealRun(tmp_path, "--resume", "runs/run")
-    run.until_step(7)
+    run = RealRun(tmp_path, "--resume", "runs/run", "--one-process", "--steps", "6")
+    run.end_well()
+    assert "going on from step 2\n" in run.text()
+    run = RealRun(tmp_path, "--resume", "runs/run", "--no-one-process", "--steps", "12")
+    run.until_step(10)
     run.kill(run.children()[-1])
     run.end_well()
-    printed = run.text()
-    assert "going on from step" in printed
-    assert "going on from step 0" not in printed
-    assert "ended by signal 9" in printed
-    assert "It is replaced (1 of --max-restarts 3)" in printed
+    assert "ended by signal 9" in run.text()
+    assert "It is replaced (1 of --max-restarts 3)" in run.text()
     check_log(run.folder, steps=12, validation_every=3)
-    assert columns(run.folder, 6) == columns(alone.folder, 6)
-    assert kept_groups(run.folder, 6) == kept_groups(alone.folder, 6)
-    losses = {line["loss"] for line in log(alone.folder, "train")}
-    assert len(losses) > 3
-    assert max(line["off_policyness_max"] for line in log(run.folder, "train")) == 0
-    assert nothing_left()
+    assert computed(run.folder, 9) == computed(alone.folder, 9)
+    steps = log(run.folder, "train")
+    assert len({line["loss"] for line in steps}) > 3
+    assert max(line["off_policyness_max"] for line in steps) == 0
+
+
+# Python text at the end of modules. Files tell all processes of the run what has happened.
+ENGINE_FAILS = """
+import os, time
+_step = TorchEngine.step
+def step(self):
+    if self.version >= 3 and not os.path.exists("raised"):
+        open("raised", "w")
+        raise RuntimeError("it broke")
+    if self.version >= 5 and not os.path.exists("hung"):
+        open("hung", "w")
+        time.sleep(1000)
+    return _step(self)
+TorchEngine.step = step
+"""
+REWARD_FAILS = """
+import os, time
+_score = score
+def score(problem, completion):
+    if "</think>" in completion and not os.path.exists("reward raised"):
+        open("reward raised", "w")
+        raise RuntimeError("it broke")
+    if "</think>" in completion and not os.path.exists("reward hung"):
+        open("reward hung", "w")
+        time.sleep(1000)
+    return _score(problem, completion)
+"""
+FOURTH_LOSS_IS_NAN = """
+_policy_loss, _calls = policy_loss, []
+def policy_loss(*arguments):
+    loss, sums = _policy_loss(*arguments)
+    _calls.append(1)
+    return loss * (float("nan") if len(_calls) == 4 else 1), sums
+"""
 
 
 @pytest.mark.slow
@@ -110,29 +129,29 @@ def test_a_run_goes_on_after_all_else_that_can_go_wrong_beside_the_trainer(tmp_p
     a step that is not finite, one after the other."""
     folder = project(
         tmp_path,
-        core__torch_engine=faulty_engine(exception=RAISES, hang=HANGS),
-        data__tasks__arithmetic=faulty_reward(reward_raises=RAISES, reward_hangs=HANGS),
-        loss=faulty_loss(call=4),
+        core__torch_engine=ENGINE_FAILS,
+        data__tasks__arithmetic=REWARD_FAILS,
+        loss=FOURTH_LOSS_IS_NAN,
     )
     flags = "--steps 10 --validation-every 5 --wait-timeout 30 --verifier-time-limit 2"
     run = RealRun(folder, *flags.split())
     run.end_well()
-    printed = run.text()
     check_log(run.folder, steps=10, validation_every=5)
-    assert "RuntimeError: it broke" in printed
-    assert "(1 of --max-restarts 3)" in printed
-    assert "silent for 30 s (--wait-timeout)" in printed
-    assert "(2 of --max-restarts 3)" in printed
     for column in ("verifier_failures", "task_errors"):
         assert sum(line.get(column, 0) for line in log(run.folder)) == 1
-    assert printed.count("no verdict on") == 1
-    assert printed.count("the task has raised on a completion") == 1
-    assert "in score" in printed.partition("the task has raised")[2]
-    skipped = [line for line in log(run.folder, "train") if line["skipped"]]
-    assert len(skipped) == 1
-    assert skipped[0]["loss"] is None
-    said = f"the loss or the gradient of step {skipped[0]['step']} is not finite"
-    assert f"{said}. The step is skipped" in printed
+    (skipped,) = [line for line in log(run.folder, "train") if line["skipped"]]
+    assert skipped["loss"] is None
+    for text in (
+        "RuntimeError: it broke",
+        "(1 of --max-restarts 3)",
+        "silent for 30 s (--wait-timeout)",
+        "(2 of --max-restarts 3)",
+        "no verdict on",
+        "the task has raised on a completion",
+        "in score",
+        f"gradient of step {skipped['step']} is not finite. The step is skipped",
+    ):
+        assert text in run.text()
     model = load_model(str(run.folder / "model"))
     assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
 
@@ -157,42 +176,25 @@ def test_when_a_rank_dies_or_raises_or_the_disk_is_full_the_run_ends_and_goes_on
 ):
     """One after the other; the log at the end is that of one run."""
     folder = project(tmp_path, core__policy=RANK_1_BREAKS)
-    hint = "python train.py --resume runs/run goes on from the last checkpoint"
     run = RealRun(folder, *FOREVER, "--trainers", "2")
     run.until_step(3)
     rank, _ = run.children()
     run.kill(rank)
-    assert run.end() == 1  # and no process is left
-    printed = run.text()
-    assert "a process of the trainer has failed, and the run ends" in printed
-    assert "SIGKILL" in printed
-    assert hint in printed
-    assert nothing_left()
-    saved_near_the_end(run)
+    fails(run, "a process of the trainer has failed, and the run ends", "SIGKILL")
 
     run = RealRun(folder, "--resume", "runs/run")
     run.until_step(last_step(run.folder) + 2)
     (tmp_path / "now").touch()  # rank 0 waits for the other in a collective meanwhile
-    assert run.end() == 1
-    printed = run.text()
-    assert "RuntimeError: this rank broke" in printed
-    assert "Traceback" in printed
-    assert hint in printed
-    saved_near_the_end(run)
+    fails(run, "RuntimeError: this rank broke", "Traceback")
 
     run = RealRun(folder, "--resume", "runs/run", "--trainers", "1")
     run.until(lambda: "devices:" in run.text())
     less_than_a_model = (400_000, 400_000)  # bytes
     resource.prlimit(run.process.pid, resource.RLIMIT_FSIZE, less_than_a_model)
-    assert run.end() == 1
-    printed = run.text()
-    assert "error: the run's folder cannot be written" in printed
-    assert "File too large" in printed
-    assert hint in printed
-    assert "Traceback" not in printed
+    fails(run, "error: the run's folder cannot be written", "File too large")
+    assert "Traceback" not in run.text()
     assert not list(run.folder.rglob("*.partial"))
     assert all(json.loads(line) for line in (run.folder / "log.jsonl").read_text().splitlines())
-    saved_near_the_end(run)
 
     steps = last_step(run.folder) + 2
     RealRun(folder, "--resume", "runs/run", "--steps", str(steps), "--generators", "2").end_well()
@@ -222,18 +224,6 @@ def test_temporary_files_of_dead_runs_are_removed_and_no_others(tmp_path, monkey
 
 # --- the user ends it -----------------------------------------------------------------------------
 
-# Python text at the end of loss.py: a file `stuck` says when it hangs.
-SIXTH_CALL_HANGS = """
-import pathlib, time
-_policy_loss, _calls = policy_loss, []
-def policy_loss(*arguments):
-    _calls.append(1)
-    if len(_calls) == 6:
-        pathlib.Path("stuck").touch()
-        time.sleep(1000)
-    return _policy_loss(*arguments)
-"""
-
 
 @pytest.mark.slow
 def test_ctrl_c_saves_what_there_is(tmp_path):
@@ -244,30 +234,49 @@ def test_ctrl_c_saves_what_there_is(tmp_path):
     run.until_step(2)
     os.killpg(run.process.pid, signal.SIGINT)
     assert run.end() == 128 + signal.SIGINT
-    hint = "python train.py --resume runs/run goes on from the last checkpoint"
-    assert f"stopped by Ctrl-C; {hint}" in run.text()
-    assert "Traceback" not in run.text()
-    assert "is replaced" not in run.text()
-    assert "error" not in run.text()
+    assert f"stopped by Ctrl-C; {HINT}" in run.text()
+    for text in ("Traceback", "is replaced", "error"):
+        assert text not in run.text()
     assert saved_step(run) == last_step(run.folder)
     assert log(run.folder, "end") == []
     load_model(str(run.folder / "model"))
-    assert nothing_left()
 
 
-@pytest.mark.slow
-def test_a_second_signal_stops_at_once_and_keeps_the_last_checkpoint(tmp_path):
-    """SIGTERM, in a step that lasts for ever; the first signal waits for its end."""
-    run = RealRun(project(tmp_path, loss=SIXTH_CALL_HANGS), *FOREVER)
+# Python text at the end of a module, for the name of a function there: after the first checkpoint
+# it hangs, and a file says so.
+HANGS = """
+import pathlib, time
+_usual = {0}
+def {0}(*arguments):
+    if pathlib.Path("runs/run/checkpoints/step-000002").exists():
+        pathlib.Path("stuck").touch()
+        time.sleep(1000)
+    return _usual(*arguments)
+"""
+
+
+@pytest.mark.parametrize(
+    "number, module, function, flags",
+    [
+        (signal.SIGINT, "data__tasks__arithmetic", "score", ["--one-process"]),
+        pytest.param(signal.SIGTERM, "loss", "policy_loss", [], marks=pytest.mark.slow),
+    ],
+)
+def test_a_second_signal_stops_at_once_and_keeps_the_last_checkpoint(
+    tmp_path, number, module, function, flags
+):
+    """While a task or a step hangs; the first signal waits for its end."""
+    project(tmp_path, **{module: HANGS.format(function)})
+    run = RealRun(tmp_path, *FOREVER, *flags)
     run.until((tmp_path / "stuck").exists)
-    os.kill(run.process.pid, signal.SIGTERM)
+    os.kill(run.process.pid, number)
     run.until(lambda: "Once more stops at once" in run.text())
-    os.kill(run.process.pid, signal.SIGTERM)  # within a second: the same one again
-    time.sleep(1.5)
+    os.kill(run.process.pid, number)  # within a second: the same one again
+    time.sleep(1.2)
     assert run.process.is_alive()
-    os.kill(run.process.pid, signal.SIGTERM)
-    assert run.end(20) == 143
-    assert "stopped at once; python train.py --resume runs/run" in run.text()
+    os.kill(run.process.pid, number)
+    assert run.end(20) == 128 + number
+    assert f"stopped at once; {HINT}" in run.text()
     assert "Traceback" not in run.text()
     assert 2 <= saved_step(run) <= last_step(run.folder)
 
