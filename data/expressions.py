@@ -406,7 +406,7 @@ class Reader(list):
         """Take the next token if it is one of these; '' if it is not."""
         return self.pop(0) if self[0] in wanted else ""
 
-    def level(self, level: int = 0) -> Tree:
+    def level(self, level: int = 0):
         """Parts with signs of this level of LEVELS, or of later ones, between them."""
         if level == len(LEVELS):
             return self.product()
@@ -421,7 +421,7 @@ class Reader(list):
             signs, parts = [TURNED[sign] for sign in signs[::-1]], parts[::-1]
         return Tree(kind, tuple(parts), tuple(signs) if kind == "relation" else None)
 
-    def product(self, signs=("*", "/"), ends=()) -> Tree:
+    def product(self, signs=("*", "/"), ends=()):
         """Factors with these signs or none between them. It stops before one of `ends`."""
         tree = self.power()
         while self[0] in signs or (
@@ -435,7 +435,7 @@ class Reader(list):
                 tree = Tree("*", (*items_of(tree, "*"), factor))
         return tree
 
-    def power(self) -> Tree:
+    def power(self):
         """A power, or a number with !, and the sign before it."""
         if self.take("+"):
             return self.power()
@@ -448,11 +448,11 @@ class Reader(list):
             tree = Tree("^", (tree, self.argument()))
         return Tree("!", (tree,)) if self.take("!") else tree
 
-    def argument(self) -> Tree:
+    def argument(self):
         """The argument of a command or of ^: a group in braces, or one token."""
         return self.power() if self[0] == "-" else self.atom()
 
-    def atom(self) -> Tree:
+    def atom(self):
         token = self.pop(0)
         if re.match(r"\d|\..", token):
             return self.number(token)
@@ -461,7 +461,11 @@ class Reader(list):
         if re.match(r'[^\W\d_]|"', token):
             return Tree("name", value=re.sub(r'[{} "]', "", token))
         if token in OPENING:
-            return self.bracket(token)
+            items = items_of(self.level(), "list")
+            kind = token + self.pop(0)
+            if kind not in BRACKETS:
+                raise ValueError(f"{kind} are no brackets")
+            return items[0] if kind in GROUPS and len(items) == 1 else Tree(kind, items)
         if token == r"\frac":
             return divided(self.argument(), self.argument())
         if token == r"\sqrt":  # a root is a power, of the form "root"
@@ -472,7 +476,7 @@ class Reader(list):
             return self.function(token)
         raise ValueError(f"{token!r} is not known")
 
-    def number(self, digits: str) -> Tree:
+    def number(self, digits: str):
         """A literal: 12, 1.5e6, whose form is the text itself, 0.1\\overline{6}, or the mixed
         number 3\\frac{1}{2}."""
         if match := re.fullmatch(REPEATING, digits):
@@ -486,14 +490,7 @@ class Reader(list):
         form = digits if "e" in digits else "decimal" if value.denominator > 1 else "digits"
         return number(value, form, 0 if "e" in digits else len(digits.partition(".")[2]))
 
-    def bracket(self, opening: str) -> Tree:
-        items = items_of(self.level(), "list")
-        kind = opening + self.pop(0)
-        if kind not in BRACKETS:
-            raise ValueError(f"{kind} are no brackets")
-        return items[0] if kind in GROUPS and len(items) == 1 else Tree(kind, items)
-
-    def function(self, name: str) -> Tree:
+    def function(self, name: str):
         """Such as \\sin^2 x or \\log_2(8). Without brackets the argument ends before the next
         function or sign."""
         exponent = self.take("^") and self.argument()
@@ -512,7 +509,7 @@ def number(value: Fraction | int, form: str = "digits", decimals: int = 0) -> Tr
     return Tree("number", (), Fraction(value), form, decimals)
 
 
-def divided(above: Tree, below: Tree) -> Tree:
+def divided(above, below) -> Tree:
     """The tree of a division; a number if people write numbers so: as a fraction. Its form says
     whether the first factors reduce, as in 6x/9."""
     first, second = items_of(above, "*")[0], items_of(below, "*")[0]
@@ -525,11 +522,15 @@ def divided(above: Tree, below: Tree) -> Tree:
     return Tree("/", (above, below), form=form)
 
 
-def letters(tree: Tree) -> set[str]:
+# --- what is asked of trees -----------------------------------------------------------------------
+# `tree` is a Tree in all of these.
+
+
+def letters(tree) -> set[str]:
     return {tree.value} if tree.kind == "name" else set().union(*map(letters, tree.parts))
 
 
-def operations(tree: Tree) -> set[str]:
+def operations(tree) -> set[str]:
     """The operations of a tree, which decide whether an answer is written in an accepted way. A
     number has none. "* of numbers" is another operation than "*", so that a wanted 2 * x does not
     allow 2 * 3."""
@@ -553,11 +554,11 @@ def operations(tree: Tree) -> set[str]:
     return found
 
 
-def is_fraction(tree: Tree) -> bool:
+def is_fraction(tree) -> bool:
     return tree.kind == "number" and tree.value.denominator != 1
 
 
-def form(tree: Tree) -> list[str]:
+def form(tree) -> list[str]:
     """How a tree is written, but for brackets, the order, and the name of a value: its numbers,
     letters, functions and minus signs, sorted. Of two trees with one value but two forms, one is a
     task that leads to the other: 2x + 3x and 5x, x^2 - 1 and (x - 1)(x + 1)."""
@@ -568,7 +569,7 @@ def form(tree: Tree) -> list[str]:
     return sorted(sum(map(form, tree.parts), written))
 
 
-def is_task(tree: Tree) -> bool:
+def is_task(tree) -> bool:
     """Whether there is a fraction that reduces, or a product of sums or roots. The sides of an
     equation may be written in any way."""
     return tree.kind != "relation" and (
@@ -576,7 +577,7 @@ def is_task(tree: Tree) -> bool:
     )
 
 
-def factors(tree: Tree) -> int:
+def factors(tree) -> int:
     """How many factors of a tree are sums, or roots of numbers. A power counts twice, and so does
     a sum below a line."""
     match tree:
@@ -591,7 +592,7 @@ def factors(tree: Tree) -> int:
     return 0
 
 
-def value(tree: Tree, point: dict):
+def value(tree, point: dict):
     """The value of a tree with the numbers of `point` for its letters. Raises one of FAULTS if
     there is none."""
     kind = tree.kind
@@ -616,18 +617,17 @@ def value(tree: Tree, point: dict):
 
 
 def values_at_points(*trees: Tree):
-    """Yields the values of the trees at four random points, or once if there are no letters. At the
+    """Yields the values of the trees at six random points, or once if there are no letters. At the
     first point letters are complex numbers near positive ones: so roots have values. At the others
     some are negative: so x is neither |x| nor the root of x^2. A point is left out if there is no
     real value."""
     rng, point = random.Random(0), {}
     names = sorted(letters(Tree("list", trees)))
-    for k in range(4 if names else 1):
-        for i, name in enumerate(names):
-            size = mp.mpf(rng.uniform(0.1, 10))
-            point[name] = -size if k >> i % 2 & 1 else size
+    for k in range(6 if names else 1):
+        for name in names:
+            point[name] = mp.mpf(rng.uniform(-10, 10))
             if k == 0:
-                point[name] += mp.mpc(0, rng.random() / 10)
+                point[name] = mp.mpc(rng.uniform(0.1, 10), rng.uniform(0, 0.1))
         try:
             yield [value(tree, point) for tree in trees]
         except FAULTS:

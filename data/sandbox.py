@@ -207,9 +207,14 @@ def missing() -> list[str]:
 def confine(parent: int, folder: str, seconds: float, program: "SeccompFilter | None") -> None:
     """From now on this process can only compute. It dies with its parent."""
     libc = ctypes.CDLL(None)
-    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(seconds),) * 2)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # pipes are no files
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    limits = {
+        resource.RLIMIT_CPU: math.ceil(seconds),
+        resource.RLIMIT_FSIZE: 0,  # pipes are no files
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_NOFILE: NUMBER_OF_FILES,
+    }
+    for limit, most in limits.items():
+        resource.setrlimit(limit, (most, most))
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)  # the parent has died meanwhile
@@ -220,7 +225,6 @@ def confine(parent: int, folder: str, seconds: float, program: "SeccompFilter | 
     version = landlock_version()
     if version > 0:
         restrict_files(libc, version, folder)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (NUMBER_OF_FILES, NUMBER_OF_FILES))
     if program and libc.prctl(PR_SET_SECCOMP, 2, ctypes.byref(program), 0, 0) != 0:
         raise OSError("seccomp refuses")
 

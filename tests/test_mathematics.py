@@ -67,8 +67,6 @@ def test_the_verdicts_are_those_of_the_tables():
     for verdict, wanted, given, why in PAIRS:
         assert equal(wanted, given) is (verdict == "right"), f"{given} for {wanted}: {why}"
     assert not equal("1,2,3,x", "x^x+" * 240 + "x")
-    for spaced in (r"\,5\ ", "\u200b5"):
-        assert equal("5", spaced)
     for verdict, wanted, given, text in TO_PROBLEMS:
         right = score(problem(text, wanted), rf"</think>\boxed{{{given}}}")
         assert right is (verdict == "right"), f"{given} for {wanted}: {text}"
@@ -76,10 +74,8 @@ def test_the_verdicts_are_those_of_the_tables():
 
 
 def test_each_wanted_answer_is_right_as_it_stands():
-    simplify = r"Simplify $x^0$, then $\frac{6}{4}$, and $2 < x$."  # also if the problem says it
-    tasks = [(simplify, wanted) for wanted in ("x^0", r"\frac64", "x>2")]
-    for text, answer in [*tasks, *(("What?", wanted) for _, wanted, _, _ in PAIRS)]:
-        assert score(problem(text, answer), rf"</think>So it is $\boxed{{{answer}}}$."), answer
+    for _, wanted, _, _ in PAIRS:
+        assert score(problem("What?", wanted), rf"</think>So it is $\boxed{{{wanted}}}$."), wanted
 
 
 COMPLETIONS = r"""

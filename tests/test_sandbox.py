@@ -104,19 +104,18 @@ def test_hostile_programs_are_wrong_and_harm_nothing(outside, tmp_path, monkeypa
     """Each has a right program behind it. What the kernel refuses at once is tried in groups."""
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    called = ((name, CALLED, program) for name, program in CALLED_PROGRAMS.items())
-    tried = {name: (problem, outside + program) for name, problem, program in called}
+    tried = {name: (CALLED, outside + program) for name, program in CALLED_PROGRAMS.items()}
     for row, programs in CANNOT.items():
         if row in ONE_BY_ONE:
-            tried |= {f"{row}: {name}": (IN_AND_OUT, outside + programs[name]) for name in programs}
+            for name, program in programs.items():
+                tried[f"{row}: {name}"] = IN_AND_OUT, outside + program
         else:  # they are right if all are refused
             test = {"input": "", "output": "\n".join(programs)}
             tried[row] = programming.problem("Try.", [test]), group(programs, outside)
-    honest = block("print(42)\ndef add(a, b): return a + b")
+    honest = block("print(42)")
     with VerifierPool(4, time_limit=2, memory_gib=0.5) as pool:
         for name, (problem, program) in tried.items():
-            harmless = CALLED if problem is CALLED else IN_AND_OUT
-            pool.submit([(name, problem, block(program)), (f"after {name}", harmless, honest)])
+            pool.submit([(name, problem, block(program)), (f"after {name}", IN_AND_OUT, honest)])
         verdicts = dict(pool.judge([], seconds=200))
     right = {*CANNOT} - {*ONE_BY_ONE} | {f"after {name}" for name in tried}
     # The sandbox bears them; no verifier had to be replaced.

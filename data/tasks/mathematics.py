@@ -123,9 +123,9 @@ def score(problem: Problem, completion: str) -> bool:
     """Whether the last box after the thinking holds the answer, and not a task that evaluates to
     it."""
     answer = last_boxed(after_thinking(completion)[-LONGEST_TEXT:])
-    if answer is None:
+    if answer is None or not equal(problem.answer, answer, problem.prompt):
         return False
-    return equal(problem.answer, answer, problem.prompt) and not undone(problem, answer)
+    return not undone(problem, answer)
 
 
 def last_boxed(text: str) -> str | None:
@@ -156,9 +156,8 @@ def undone(problem: Problem, answer: str) -> bool:
     """Whether a right answer is still a task. This depends on the form of the wanted answer: a
     reduced fraction wants none that reduces, and an expanded sum wants no product of sums or roots.
     A problem that asks for a form gets no other. A formula of the problem is no answer."""
-    texts = [as_choice(text)[1] for text in (problem.answer, answer)]
     try:
-        (wanted, _), (given, _) = meanings(*texts)
+        (wanted, _), (given, _) = meanings(as_choice(problem.answer)[1], as_choice(answer)[1])
     except FAULTS:  # words
         return False
     is_bare, asked = "=" not in answer, problem.prompt
@@ -246,7 +245,7 @@ def meanings(wanted: str, given: str) -> list[tuple[Tree, str]]:
     return found
 
 
-def may_use(wanted: Tree, given: Tree) -> bool:
+def may_use(wanted, given) -> bool:
     """Whether the wanted answer has all operations and letters of the given one. If it has letters,
     all arithmetic is allowed. If it has another operation, such as a root, products and quotients
     are allowed."""
@@ -262,9 +261,10 @@ def may_use(wanted: Tree, given: Tree) -> bool:
 
 
 # --- meanings -------------------------------------------------------------------------------------
+# Here and below a function without types takes trees.
 
 
-def meaning(tree: Tree) -> Tree:
+def meaning(tree) -> Tree:
     """The tree with x = 5 as a named 5, and x > 2 as a named interval, also in lists; x < 1 or
     x > 2 as a union, and x = 1, y = 2 as a pair."""
     if tree.kind == "relation":
@@ -279,11 +279,11 @@ def meaning(tree: Tree) -> Tree:
     return Tree(kind, items)
 
 
-def unnamed(tree: Tree) -> Tree:
+def unnamed(tree) -> Tree:
     return tree.parts[0] if tree.kind == "named" else tree
 
 
-def meaning_of_equation(equation: Tree) -> Tree:
+def meaning_of_equation(equation) -> Tree:
     """x = 6/2 = 3 as a named 3, 2 + 3 = 5 as a 5; others as they are."""
     parts = equation.parts
     if not is_name(parts[0]):
@@ -297,7 +297,7 @@ def meaning_of_equation(equation: Tree) -> Tree:
     return Tree("named", (result,), name) if name else result
 
 
-def meaning_of_relation(relation: Tree) -> Tree:
+def meaning_of_relation(relation) -> Tree:
     """1 < x \\le 2, x < 5, or 5 < x as a named interval, x = 5 as a named 5; others as they are."""
     signs, parts = relation.value, relation.parts
     if {*signs} <= {"=", r"\approx"}:
@@ -313,7 +313,7 @@ def meaning_of_relation(relation: Tree) -> Tree:
     return Tree("named", (Tree(brackets, (low, high)),), name, "inequality")
 
 
-def is_name(tree: Tree) -> bool:
+def is_name(tree) -> bool:
     """x, x_1, (x, y), and products such as f(3), f'(1), P(A), AB"""
     match tree:
         case Tree("name"):
@@ -328,7 +328,7 @@ def is_name(tree: Tree) -> bool:
 # --- whether two meanings are the same ------------------------------------------------------------
 
 
-def same(wanted: Tree, given: Tree) -> bool:
+def same(wanted, given) -> bool:
     """Whether two meanings are the same. A name may be left out, or added. Raises one of FAULTS if
     a value cannot be computed."""
     if wanted == given:
@@ -355,7 +355,7 @@ def same_items(wanted: tuple, given: tuple) -> bool:
     return len(wanted) == len(given) and all(map(any, [*alike, *zip(*alike)]))
 
 
-def rounds(exact: Tree, decimal: Tree) -> bool:
+def rounds(exact, decimal) -> bool:
     """Whether a decimal is the other value, rounded to its places. ValueError if the value depends
     on letters."""
     ((unrounded, rounded),) = values_at_points(exact, decimal)
@@ -363,7 +363,7 @@ def rounds(exact: Tree, decimal: Tree) -> bool:
     return decimal.kind == "number" and error < 1.000001  # 0.5 may go down
 
 
-def same_equation(wanted: Tree, given: Tree) -> bool:
+def same_equation(wanted, given) -> bool:
     """Whether one equation is a multiple of the other. Both must have the same letters, and two or
     more if the wanted one is solved for one."""
     differences = difference(wanted), difference(given)
@@ -374,7 +374,7 @@ def same_equation(wanted: Tree, given: Tree) -> bool:
     return all(first) and all(close(a * first[1], b * first[0]) for a, b in others)
 
 
-def difference(equation: Tree) -> Tree:
+def difference(equation) -> Tree:
     """The left side of an equation minus the right one. ValueError for other trees."""
     match equation:
         case Tree("named", (right,), left) | Tree("relation", (left, right), ("=",)):
