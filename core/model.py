@@ -98,14 +98,13 @@ def grouped_attention(
     of one matmul. H heads of queries, G of keys, K keys. attention_mask: [B, 1, T, K], under the
     name by which some models give it."""
     B, H, T, D = query_BHTD.shape
-    G = key_BGKD.shape[1]
-    rows = H // G * T  # for each head of keys
-    scores = query_BHTD.reshape(B, G, rows, D) @ key_BGKD.transpose(2, 3) * scaling
-    scores_BHTK = scores.view(B, H, T, -1)
+    G, K = key_BGKD.shape[1:3]
+    scores = query_BHTD.reshape(B, G, -1, D) @ key_BGKD.transpose(2, 3) * scaling
+    scores_BHTK = scores.view(B, H, T, K)
     if attention_mask is not None:
         scores_BHTK = scores_BHTK + attention_mask
     weights_BHTK = torch.softmax(scores_BHTK, -1, dtype=torch.float32).to(query_BHTD.dtype)
-    values = weights_BHTK.view(B, G, rows, -1) @ value_BGKD
+    values = weights_BHTK.view(B, G, -1, K) @ value_BGKD
     return values.view(B, H, T, -1).transpose(1, 2).contiguous(), None
 
 
@@ -148,7 +147,7 @@ def refuse_unusual(model: PreTrainedModel, path: str) -> None:
     support."""
     config = model.config.get_text_config()  # of a model that reads pictures too, its language part
     factors = ("final_logit_softcapping", "attn_logit_softcapping", "logits_scaling", "logit_scale")
-    unusual = [name for name in factors if getattr(config, name, None) not in (None, 1, 1.0)]
+    unusual = [name for name in factors if getattr(config, name, None) not in (None, 1)]
     if getattr(model.get_output_embeddings(), "bias", None) is not None:
         unusual.append("a bias in the LM head")
     layers = {*(getattr(config, "layer_types", None) or [])}

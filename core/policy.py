@@ -125,7 +125,7 @@ def cut(widths_R2: np.ndarray, rows: list[int], tokens: int) -> list[list[int]]:
 
 
 def micro_batch(
-    rollouts: list[Rollout], rows: list[int], device: torch.device, share_prompts: bool = False
+    rollouts: list[Rollout], rows: list[int], device: torch.device, share_prompts: bool
 ) -> MicroBatch:
     """The tensors of these rows of the rollouts. Padding is on the right, where a causal model
     never looks. The padding after a shared prompt lies before the completions, so `Policy` masks

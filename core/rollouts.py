@@ -52,8 +52,8 @@ class Rollout:
     # float32 [T]: log pi_gen when the token was sampled; 0, without meaning, if it was forced.
     logprobs: np.ndarray
     versions: np.ndarray  # int32 [T]: version of the parameters in use
-    interrupted: bool  # thinking reached its budget and got the phrase
-    truncated: bool  # reached the token limit without ending
+    interrupted: bool = False  # thinking reached its budget and got the phrase
+    truncated: bool = False  # reached the token limit without ending
     began: float = 0.0  # when its sampling began
     ended: float = 0.0
 
@@ -74,8 +74,6 @@ def given_rollout(
         sampled=np.array(sampled or [True] * T),
         logprobs=np.zeros(T, np.float32),
         versions=np.zeros(T, np.int32),
-        interrupted=False,
-        truncated=False,
     )
 
 

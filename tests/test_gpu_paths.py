@@ -75,11 +75,8 @@ def test_in_fp32_grouped_heads_get_copies_since_no_fused_kernel_takes_them():
     assert done.returncode == 0, done.stderr
 
 
-SIZES = [
-    "--steps", "2", "--prompts-per-step", "4", "--completions-per-prompt", "4",
-    "--validation-problems", "6", "--validation-samples", "2", "--slots", "32",
-    "--checkpoint-every", "2",
-]  # fmt: skip
+SIZES = """--steps 2 --prompts-per-step 4 --completions-per-prompt 4 --validation-problems 6
+    --validation-samples 2 --checkpoint-every 2 --slots 32""".split()
 
 
 def whole_run(gpus, *flags, folder, **variables) -> tuple[str, list[dict]]:
@@ -130,8 +127,7 @@ def test_what_fits_is_tried_and_losses_are_the_same_whatever_is_chosen(
 
 
 def test_a_flag_is_kept_and_slots_are_halved_until_they_fit(tmp_path):
-    sizes = [flag for flag in SIZES if flag not in ("--slots", "32")]
-    flags = [*sizes, "--tokens-per-micro-batch", "2048"]
+    flags = [*SIZES[:-2], "--tokens-per-micro-batch", "2048"]  # without --slots
     # The keys of a layer have 4 heads of 32 numbers a position, of which a slot has 128.
     said, _ = whole_run(1, *flags, folder=tmp_path, **largest(128 * 136 * 64))
     assert "--tokens-per-micro-batch 2048: the largest micro-batch fits" in said

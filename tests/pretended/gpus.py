@@ -17,7 +17,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 aten = torch.ops.aten
-INDEXING = {aten.index, aten.index_put, aten.index_put_, aten._unsafe_index, aten._index_put_impl_}
 COPYING = {aten._to_copy, aten.copy_, aten.copy}
 COLLECTIVES = ("c10d", "_c10d_functional")
 usual_data, usual_attention = (
@@ -97,15 +96,12 @@ def answer_for_cuda(gpus: int) -> None:
         torch._C._accelerator_setDeviceIndex(index)
 
     done = lambda *_: 0
-    properties = SimpleNamespace(total_memory=80 * 10**9, name="pretended", major=9, minor=0)
     answers = dict(
         is_available=lambda: gpus > 0, is_initialized=lambda: gpus > 0, device_count=lambda: gpus,
         current_device=current, set_device=set_device,
         current_stream=Stub, default_stream=Stub, stream=Stub, device=Stub, Stream=Stub, Event=Stub,
         get_rng_state=lambda *_: torch.get_rng_state(),
         set_rng_state=lambda state, *_: torch.set_rng_state(state),
-        get_device_properties=lambda *_: properties,
-        mem_get_info=lambda *_: 2 * [properties.total_memory],
         get_device_capability=lambda *_: (9, 0), _is_in_bad_fork=lambda: False,
         cudart=lambda: SimpleNamespace(cudaHostRegister=done, cudaHostUnregister=done),
     )  # fmt: skip
@@ -173,18 +169,12 @@ def dispatch(func, args, kwargs):
             return func.decompose(*args, **kwargs)
     index = device_of(func, flat, on_gpus, args)
     if wanted:
-        index = (
-            (current() if wanted[0].index is None else wanted[0].index)
-            if wanted[0].type == "cuda"
-            else None
-        )
-        assert index is None or index < torch.cuda.device_count(), (
-            f"CUDA error: invalid device ordinal {index}"
-        )
+        index = None
+        if wanted[0].type == "cuda":
+            index = current() if wanted[0].index is None else wanted[0].index
+            assert index < torch.cuda.device_count(), f"CUDA error: invalid device ordinal {index}"
     inner = [inner_of(a) for a in flat]
-    if func.overloadpacket is aten.histc:  # a CPU has none of int32
-        inner[0] = inner[0].float()
-    if func is aten.mm.dtype:  # nor a product of bf16 in fp32
+    if func is aten.mm.dtype:  # a CPU has no product of bf16 in fp32
         return GpuTensor(inner[0].float() @ inner[1].float(), index)
     new_args, new_kwargs = tree_unflatten(inner, shape)
     out = func(*new_args, **new_kwargs)
@@ -232,14 +222,7 @@ def device_of(func, flat, on_gpus, args) -> int | None:
     others = [a for a in flat if isinstance(a, torch.Tensor) and not isinstance(a, GpuTensor)]
     if packet in COPYING:
         return args[0].device.index if isinstance(args[0], GpuTensor) else None
-    if packet in INDEXING and isinstance(args[0], GpuTensor):
-        # Indices may be on the CPU.
-        others = [a for a in others if not any(a is i for i in args[1])]
-    if (
-        packet in INDEXING
-        or torch.Tag.pointwise in func.tags
-        or packet in (aten.masked_fill, aten.masked_fill_)
-    ):
+    if torch.Tag.pointwise in func.tags:
         others = [a for a in others if a.dim() > 0]  # a number on the CPU goes along
     if (others and on_gpus and func.namespace not in COLLECTIVES) or len(indices) > 1:
         found = [(*a.shape, str(a.device)) for a in [*on_gpus[:4], *others[:4]]]
@@ -260,7 +243,7 @@ def attention(
     q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
 ):
     """Attention by the CPU's flash kernel, which autograd knows."""
-    if not isinstance(q, GpuTensor) or v.shape[-1] != q.shape[-1]:
+    if not isinstance(q, GpuTensor):
         return usual_attention(
             q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
