@@ -13,7 +13,7 @@ import torch
 from tqdm import tqdm
 
 import loss
-from core.rollouts import Request, Rollout, SharedParameters
+from core.rollouts import Request, Rollout
 from core.settings import Sampling, cpu_threads, refuse, trunk_dtype, usual_slots
 
 
@@ -50,7 +50,13 @@ class Decoding:
 class Engine:
     """An engine samples many completions at once. `TorchEngine` (torch_engine.py) is short enough
     to study, and needs only torch; `VllmEngine` (vllm_engine.py) is for GPUs. Here is what they
-    share: the queue, and how far the completion in each slot has come.
+    share: the queue, and how far the completion in each slot has come. Each has two calls of its
+    own:
+
+        update(parameters)   take over the newest SharedParameters, between two steps; completions
+                             in flight go on with them
+        step()               let requests into free slots, add a token to each completion in flight,
+                             and return the rollouts of those that have ended
 
     The policy chooses a token, unless thinking was interrupted and the phrase is not complete: then
     the next token is forced.
@@ -85,20 +91,10 @@ class Engine:
         ]
         self.written = np.zeros((slots, decoding.longest_completion), fields)
 
-    # The calls of an engine
-
     def add(self, requests: list[Request]) -> None:
         """Queue completions to sample; those for a validation go before the others."""
         self.waiting += requests
         self.waiting.sort(key=lambda request: not request.validation)  # else in their order
-
-    def update(self, parameters: SharedParameters) -> None:
-        """Take over the newest parameters, between two steps. Completions in flight go on with
-        them."""
-
-    def step(self) -> list[Rollout]:
-        """Let requests into free slots, add a token to each completion in flight, and return those
-        that have ended."""
 
     @property
     def in_flight(self) -> list[Request]:
@@ -116,10 +112,10 @@ class Engine:
         """Put a request into a slot. With a thinking budget of 0 its thinking is interrupted at
         once."""
         self.live[slot], self.requests[slot] = True, request
-        self.progress[slot] = (
+        self.progress[slot] = (  # the fields in their order
             len(request.prompt_ids),
-            0,
-            0,
+            0,  # tokens of the completion
+            0,  # sampled ones
             request.prompt_ids[-1],
             -1 if self.decoding.thinks else 0,
             request.thinking_budget,
@@ -170,7 +166,7 @@ class Engine:
             self.decoding.answer_budget,
         )
         interrupted = slots[interrupt]
-        self.progress["closed_at"][interrupted] = self.progress["num_sampled"][interrupted]
+        self.progress["closed_at"][interrupted] = progress["num_sampled"][interrupt]
         self.progress["phrase_place"][interrupted] = 0
         return truncate
 

@@ -45,7 +45,7 @@ class VllmEngine(Engine):
         # an interruption of each slot.
         self.prompt_tokens = max(8192, settings.decoding.longest)
         self.engine = make_llm_engine(settings, self.prompt_tokens)
-        self.parameters: SharedParameters | None = None  # the ones that the workers have
+        self.parameters = None  # the SharedParameters that the workers have
         self.slot_of: dict[str, int] = {}  # of each piece in flight, by vLLM's name for it
         self.pieces = 0  # given to vLLM so far
 
