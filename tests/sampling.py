@@ -10,6 +10,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
 import generate
 from core.engine import Decoding, EngineSettings
@@ -124,8 +125,8 @@ def plain_logprobs(rollout: Rollout, model, old=None, kept=0, temperature=1.0) -
             logits = torch.cat([past.logits, new.logits], 1)
         else:
             logits = model(input_ids=ids).logits
-    logprobs = torch.log_softmax(logits[0].float() / temperature, -1)[prompt - 1 : -1]
-    return logprobs.gather(-1, ids[0, prompt:, None])[:, 0].numpy()
+    predicted = logits[0, prompt - 1 : -1] / temperature
+    return -cross_entropy(predicted, ids[0, prompt:], reduction="none").numpy()
 
 
 def largest_error(rollout: Rollout, *of_model, start=0, end=None) -> float:

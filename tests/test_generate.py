@@ -30,7 +30,6 @@ from sampling import (
 from tokenizers.processors import TemplateProcessing
 from transformers import BloomConfig, DogeConfig, RwkvConfig
 
-import core.model
 import generate
 from core import generators, torch_engine
 from core.engine import sample_all
@@ -68,7 +67,7 @@ def test_few_slots_and_the_widths_of_a_gpu_sample_what_many_slots_do(models, mon
     model, wanted = load_model(models["llama"]), requests(2)
     many = sample_all(TorchEngine(model, decoding(), 32), wanted)
     on_a_gpu = lambda positions, _: padded(positions, torch.device("cuda"))
-    monkeypatch.setattr(torch_engine, "padded", on_a_gpu)
+    monkeypatch.setattr("core.torch_engine.padded", on_a_gpu)
     engine = TorchEngine(model, decoding(prompt_budget=200), slots)
     few = sample_all(engine, wanted)
     assert (engine.cache.width, engine.cache.positions) == (64, 256)
@@ -164,8 +163,8 @@ def test_memory_is_locked_as_long_as_its_object_is_there_or_a_warning_comes(
     cuda = Mock(CudaError=OSError)
     cuda.check_error.side_effect = OSError("out of memory (2)") if refused else None
     cuda.zeros.side_effect = RuntimeError("CUDA error: out of memory")
-    monkeypatch.setattr(torch, "cuda", cuda)
-    monkeypatch.setattr(torch, "zeros", cuda.zeros)
+    monkeypatch.setattr("torch.cuda", cuda)
+    monkeypatch.setattr("torch.zeros", cuda.zeros)
     lock, unlock = cuda.cudart().cudaHostRegister, cuda.cudart().cudaHostUnregister
     parameters.pin()
     lock.assert_called_once_with(address, size, 0)
@@ -184,7 +183,7 @@ def test_parameters_go_to_a_device_as_they_are_and_are_cast_there(models, monkey
     model, asked = load_model(models["llama-grouped-tied"]), Mock()
     shared = parameters_of(model)
     asked.holds.return_value = True
-    monkeypatch.setattr(torch.cuda, "synchronize", asked.synchronize)
+    monkeypatch.setattr("torch.cuda.synchronize", asked.synchronize)
     monkeypatch.setattr(shared, "holds", asked.holds)
     given = dict(shared.on(torch.device("meta"), [*shared.shapes, "lm_head.weight"]))
     assert {(each.device.type, each.dtype) for each in given.values()} == {("meta", torch.float32)}
@@ -317,12 +316,12 @@ def test_a_model_that_cannot_be_used_is_refused_in_one_sentence(
 
 def test_only_prompts_that_may_be_too_long_are_rendered_before_a_run(monkeypatch):
     """And two of the others, so that a template that drops the prompt is found; and none at all."""
-    tokenizer, asked, usual = make_tokenizer(), set(), core.model.render
-    monkeypatch.setattr(core.model, "render", lambda *about: asked.add(about[1]) or usual(*about))
+    tokenizer, asked = make_tokenizer(), set()
+    monkeypatch.setattr("core.model.render", lambda *about: asked.add(about[1]) or render(*about))
     prompts = [f"{i}+{i}=" for i in range(10_000)]
     refuse_prompts(tokenizer, prompts, Sampling(prompt_budget=32))
     assert len(asked) == 3
-    most = len(usual(tokenizer, "9999+9999="))
+    most = len(render(tokenizer, "9999+9999="))
     with pytest.raises(ValueError, match=f"--prompt-budget {most} would be enough"):
         refuse_prompts(tokenizer, prompts, Sampling(prompt_budget=most - 1))
 
@@ -366,12 +365,11 @@ def test_only_the_share_of_training_counts_as_busy_while_a_validation_is_sampled
     takes one second."""
     clock = Mock()
     clock.monotonic.side_effect = itertools.count(0.0)
-    monkeypatch.setattr(generators, "time", clock)
-    rules = dict(eos=(), length_control="penalty", answer_budget=1)
-    settings = settings_of(models["llama"], **rules)
+    monkeypatch.setattr("core.generators.time", clock)
+    settings = settings_of(models["llama"], eos=(), length_control="penalty", answer_budget=1)
     sampler = generators.Sampler(settings, parameters_of(load_model(models["llama"])))
-    sampler.engine.add([Request(0, i, [1], 1, (i,)) for i in range(3)])
-    sampler.engine.add([Request(0, 0, [1], 3, (3,), validation=True)])
+    training = [Request(0, i, [1], 1, (i,)) for i in range(3)]
+    sampler.engine.add([*training, Request(0, 0, [1], 3, (3,), validation=True)])
     rollouts = [rollout for _ in range(4) for rollout in sampler.step()]
     report = sampler.report(rollouts)
     assert (report.busy_seconds, report.sampled_tokens, len(rollouts)) == (1.5, 6, 4)
@@ -400,7 +398,7 @@ def test_a_completion_that_is_right_in_part_is_not_called_wrong_and_a_truncated_
     rollouts[4] = dataclasses.replace(rollouts[4], truncated=True)
     verdicts = [Verdict(1.0), Verdict(0.95), Verdict(0.0), Verdict(0.0, "died"), Verdict(1.0)]
     kinds = generate.examples(rollouts, verdicts).values()
-    assert [[*chosen.values()] for chosen in kinds] == [[each] for each in rollouts[:3]]
+    assert [chosen[0] for chosen in kinds] == rollouts[:3]
     pool = SimpleNamespace(judge=lambda items: [(i, verdicts[i]) for i, _, _ in items])
     judged = judge_all(pool, [None], rollouts, [""] * 5)
     assert judged == [*verdicts[:4], Verdict(False)]
@@ -421,7 +419,7 @@ def test_what_the_command_cannot_do_is_one_line_and_status_2(
     monkeypatch, capsys, arguments, message
 ):
     full = MemoryError("Unable to allocate 9 TiB. More words.")
-    monkeypatch.setattr(generate, "make_engine", Mock(side_effect=full))
+    monkeypatch.setattr("generate.make_engine", Mock(side_effect=full))
     with pytest.raises(SystemExit) as ended:
         run_command(run_generate, arguments.split())
     printed = capsys.readouterr()

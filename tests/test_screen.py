@@ -1,8 +1,6 @@
 """The progress of a run on a terminal, and where there is none."""
 
 import io
-import os
-import sys
 
 import pytest
 
@@ -18,8 +16,8 @@ def test_a_terminal_without_cursor_or_size_and_a_file_get_lines(
 ):
     file = io.StringIO()
     file.isatty, file.fileno = lambda: is_terminal, lambda: 2
-    monkeypatch.setattr(sys, "stderr", file)
-    monkeypatch.setattr(os, "get_terminal_size", lambda _: (80, rows))
+    monkeypatch.setattr("sys.stderr", file)
+    monkeypatch.setattr("os.get_terminal_size", lambda _: (80, rows))
     monkeypatch.setenv("TERM", term)
     progress = Progress("training", 200, 8)
     for step in range(9, 201):
