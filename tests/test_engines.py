@@ -39,6 +39,7 @@ from machinery.trainer import make_policy, numerics_mismatch
 BLOCK = {"torch": 1, "vllm": 32 if DEVICE == "cpu" else 16}
 KINDS = ["llama", "llama-grouped-tied", "qwen3", "qwen3-moe", "deepseek-v3", "glm4-moe-lite"]
 slow_vllm = [needs_vllm, pytest.mark.slow]
+over_both = pytest.mark.parametrize("name", ["torch", pytest.param("vllm", marks=slow_vllm)])
 vllm_alone = lambda test: needs_vllm(pytest.mark.slow(test))
 
 
@@ -53,56 +54,45 @@ def folders(tmp_path_factory):
     return folders
 
 
-class Engines:
-    """The engines of one name, each made at its first use: they all live in this process."""
+@pytest.fixture(scope="module")
+def make(folders):
+    """Makes the engine of a name for a kind of model, at its first use, and gives it the parameters
+    in the folder. Returns the engine, the model, the shared parameters. Engines of vLLM have small
+    caches: many live in this process, and whatever it starts later, in tests of other files too,
+    takes the longer to fork the more memory it has."""
+    engine_of = cache(lambda *about, **changes: make_engine(settings_of(*about, **changes)))
 
-    def __init__(self, name, folders):
-        self.name, self.folders = name, folders
-        self.made = cache(lambda *about, **changes: make_engine(settings_of(*about, **changes)))
-
-    def __call__(self, kind="llama", dtype=torch.float32, **changes):
-        """The engine with the parameters in the folder; also the model, the shared parameters."""
-        engine = self.made(self.folders[kind], self.name, dtype, **changes)
-        model = load_model(self.folders[kind])
+    def make(name, kind="llama", dtype=torch.float32, **changes):
+        engine = engine_of(folders[kind], name, dtype, **changes)
+        model = load_model(folders[kind])
         shared = parameters_of(model)
         engine.update(shared)
         assert engine.version == engine.unfinished == 0
         return engine, model, shared
 
-
-@pytest.fixture(scope="module")
-def by_name(folders):
-    """Engines of vLLM with small caches: many live in this process, and whatever it starts later,
-    in tests of other files too, takes the longer to fork the more memory it has."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("core.vllm_engine.CPU_CACHE", 2**26)
-        yield {name: Engines(name, folders) for name in ("torch", "vllm")}
-
-
-@pytest.fixture(scope="module", params=["torch", pytest.param("vllm", marks=slow_vllm)])
-def engines(request, by_name):
-    return by_name[request.param]
+        yield make
 
 
 # --- log-probabilities ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "engines, kind",
+    "name, kind",
     [
         *(("torch", kind) for kind in KINDS),
         pytest.param("vllm", "llama", marks=needs_vllm),
         *(pytest.param("vllm", kind, marks=slow_vllm) for kind in KINDS[1:3]),
     ],
-    indirect=["engines"],
 )
-def test_logprobs_match_a_plain_forward_in_any_company(engines, kind):
+def test_logprobs_match_a_plain_forward_in_any_company(make, name, kind):
     """Pitfall 1: what is recorded is the log-probability of the distribution sampled from. More
     requests than slots, prompts of several lengths, slots freed and filled at different times,
     interrupted completions and others. The noise is the request's: alone it gives the same tokens,
     up to rounding, which depends on the batch. vLLM with experts is tested in a process of its own
     (test_vllm.py)."""
-    engine, model, _ = engines(kind)
+    engine, model, _ = make(name, kind)
     wanted = requests(3) + requests(3, thinking=5, seed=1)
     assert len(wanted) > engine.slots
     rollouts = sample_all(engine, wanted)
@@ -119,10 +109,11 @@ def test_logprobs_match_a_plain_forward_in_any_company(engines, kind):
     assert np.mean(same) >= 0.9
 
 
-def test_pitfall_1_tokens_are_drawn_from_the_distribution_whose_logprobs_are_recorded(engines):
+@over_both
+def test_pitfall_1_tokens_are_drawn_from_the_distribution_whose_logprobs_are_recorded(make, name):
     """First tokens of 3,000 completions of one prompt, in spite of the sampling defaults in the
     model's folder."""
-    engine, *_ = engines()
+    engine, *_ = make(name)
     rollouts = sample_all(engine, [Request(0, j, [1, 2, 3], 1, (7, j)) for j in range(3000)])
     recorded = {rollout.tokens[0]: rollout.logprobs[0] for rollout in rollouts}
     tokens, counts = np.unique([rollout.tokens[0] for rollout in rollouts], return_counts=True)
@@ -132,31 +123,33 @@ def test_pitfall_1_tokens_are_drawn_from_the_distribution_whose_logprobs_are_rec
     assert (np.abs(counts / len(rollouts) - shares) < 4.5 * sd).all()
 
 
+@over_both
 @pytest.mark.parametrize("fp32_logits", [True, "split", False])
 def test_pitfall_3_generator_and_trainer_agree_over_a_trunk_in_bf16(
-    engines, group_of_one, fp32_logits
+    make, name, group_of_one, fp32_logits
 ):
     """The head is in fp32 on both sides, or in bf16 on both. What vLLM rounds otherwise in the
     trunk is below .05 in the mean and 1 at most on these models (weights of .3, far above real
     ones)."""
     kind = "llama-grouped-tied"
-    engine, model, _ = engines(kind, torch.bfloat16, fp32_logits=fp32_logits)
+    engine, model, _ = make(name, kind, torch.bfloat16, fp32_logits=fp32_logits)
     rollouts = sample_all(engine, requests(4))
     recipe = loss.Recipe(fp32_logits=fp32_logits)
     # Sharing rounds otherwise.
     settings = Settings(recipe=recipe, dtype="bfloat16", share_prompts=False)
     policy = make_policy(settings, model, torch.device(DEVICE))
     mismatch = numerics_mismatch(policy, rollouts, settings)
-    exact = (engines.name, DEVICE) == ("torch", "cpu")
+    exact = (name, DEVICE) == ("torch", "cpu")
     assert mismatch["mismatch_mean"] < (1e-5 if exact else 0.05)
     assert mismatch["mismatch_max"] < 1
 
 
+@over_both
 def test_a_temperature_of_0_takes_the_likeliest_tokens_and_of_a_half_a_sharper_distribution(
-    engines,
+    make, name
 ):
     for temperature in (0.0, 0.5):
-        engine, model, _ = engines(temperature=temperature)
+        engine, model, _ = make(name, temperature=temperature)
         for rollout in sample_all(engine, requests(2)):
             if temperature == 0:
                 expected = plain_logprobs(rollout, model, None, 0, 1e-6)
@@ -182,15 +175,16 @@ def test_thinking_budgets_do_not_follow_the_noise_of_their_completions():
 # --- updates in flight ----------------------------------------------------------------------------
 
 
+@over_both
 def test_pitfall_14_after_an_update_tokens_in_flight_go_on_over_the_old_cache_and_no_others(
-    engines,
+    make, name, folders
 ):
     """They follow the new parameters. What is interrupted after the update goes on over the blocks
     that were full; the rest is computed again. A validation of the same prompts comes between, and
     sees no old cache."""
-    steps, block = 9, BLOCK[engines.name]
-    engine, new, shared = engines()
-    old = load_model(engines.folders["llama"])
+    steps, block = 9, BLOCK[name]
+    engine, new, shared = make(name)
+    old = load_model(folders["llama"])
     wanted = [
         Request(i, j, [i, *range(18), *range(i + 8)], 29 - 5 * j, (0, i, j))
         for i in range(12)
@@ -222,10 +216,11 @@ def test_pitfall_14_after_an_update_tokens_in_flight_go_on_over_the_old_cache_an
     assert kinds >= {(False, False), (False, True), (True, False)}
 
 
-def test_a_validation_goes_before_what_waits_beside_what_is_in_flight(engines):
+@over_both
+def test_a_validation_goes_before_what_waits_beside_what_is_in_flight(make, name):
     """All slots are taken and more requests wait when the validation comes, and with it new
     parameters."""
-    engine, model, shared = engines()
+    engine, model, shared = make(name)
     training = requests(10, thinking=20)
     engine.add(training)
     begun = [rollout.request for _ in range(3) for rollout in engine.step()] + engine.in_flight
@@ -245,13 +240,14 @@ def test_a_validation_goes_before_what_waits_beside_what_is_in_flight(engines):
 # --- interruption and ends ------------------------------------------------------------------------
 
 
+@over_both
 @pytest.mark.parametrize(
     "changes, ways", [({}, 16), ({"length_control": "penalty"}, 5), ({"thinks": False}, 6)]
 )
-def test_interruption_at_any_budget_and_natural_ends_around_it(engines, changes, ways):
+def test_interruption_at_any_budget_and_natural_ends_around_it(make, name, changes, ways):
     """Pitfall 8, and all that `loss.interrupt_or_truncate` says: budgets of 0, 1, some and all
     tokens. All ways to end come."""
-    engine, *_ = engines(**changes)
+    engine, *_ = make(name, **changes)
     wanted = [
         dataclasses.replace(request, thinking_budget=(0, 1, 6, 30)[request.index % 4])
         for request in requests(84 if ways == 16 else 8, seed=3)
@@ -264,9 +260,9 @@ def test_interruption_at_any_budget_and_natural_ends_around_it(engines, changes,
 
 
 @vllm_alone
-def test_the_answer_after_an_interruption_has_noise_of_its_own(by_name, monkeypatch):
+def test_the_answer_after_an_interruption_has_noise_of_its_own(make, monkeypatch):
     """Otherwise its first token would equal the first of the thinking too often."""
-    engine, *_ = by_name["vllm"]()
+    engine, *_ = make("vllm")
     given = Mock(wraps=engine.engine.add_request)
     monkeypatch.setattr(engine.engine, "add_request", given)
     rollouts = sample_all(engine, requests(5, thinking=1))
@@ -277,11 +273,11 @@ def test_the_answer_after_an_interruption_has_noise_of_its_own(by_name, monkeypa
 
 @vllm_alone
 @pytest.mark.parametrize("fp32_logits", [True, False])
-def test_pitfall_3_the_head_inside_of_vllm_is_the_trainers(by_name, fp32_logits):
+def test_pitfall_3_the_head_inside_of_vllm_is_the_trainers(make, fp32_logits):
     """Bit for bit, and so are its logits. vLLM's own head_dtype would be fp32 arithmetic on the
     weight in bf16."""
     kind = "llama-grouped-tied"
-    engine, model, *_ = by_name["vllm"](kind, torch.bfloat16, fp32_logits=fp32_logits)
+    engine, model, *_ = make("vllm", kind, torch.bfloat16, fp32_logits=fp32_logits)
     head_VD = model.get_output_embeddings().weight.detach()
     hidden_ND = torch.randn(5, head_VD.shape[1]).bfloat16()
     expected_NV = loss.head_logits(hidden_ND, head_VD, fp32_logits)
