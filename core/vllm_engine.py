@@ -46,7 +46,7 @@ class VllmEngine(Engine):
         self.prompt_tokens = max(8192, settings.decoding.longest)
         self.engine = make_llm_engine(settings, self.prompt_tokens)
         self.parameters = None  # the SharedParameters that the workers have
-        self.slot_of: dict[str, int] = {}  # of each piece in flight, by vLLM's name for it
+        self.slot_of = {}  # the slot of each piece in flight, by vLLM's name for it
         self.pieces = 0  # given to vLLM so far
 
     def update(self, parameters: SharedParameters) -> None:

@@ -272,18 +272,18 @@ def test_the_answer_after_an_interruption_has_noise_of_its_own(make, monkeypatch
 
 
 @vllm_alone
+@torch.no_grad()
 @pytest.mark.parametrize("fp32_logits", [True, False])
 def test_pitfall_3_the_head_inside_of_vllm_is_the_trainers(make, fp32_logits):
     """Bit for bit, and so are its logits. vLLM's own head_dtype would be fp32 arithmetic on the
     weight in bf16."""
     kind = "llama-grouped-tied"
     engine, model, *_ = make("vllm", kind, torch.bfloat16, fp32_logits=fp32_logits)
-    head_VD = model.get_output_embeddings().weight.detach()
+    head_VD = model.get_output_embeddings().weight
     hidden_ND = torch.randn(5, head_VD.shape[1]).bfloat16()
     expected_NV = loss.head_logits(hidden_ND, head_VD, fp32_logits)
-    with torch.no_grad():
-        (inside,) = engine.engine.collective_rpc(lambda worker: worker.get_model())
-        inside_VD, inside_NV = inside.lm_head.weight, inside.compute_logits(hidden_ND)
+    (inside,) = engine.engine.collective_rpc(lambda worker: worker.get_model())
+    inside_VD, inside_NV = inside.lm_head.weight, inside.compute_logits(hidden_ND)
     assert torch.equal(inside_VD[: len(head_VD)], head_VD if fp32_logits else head_VD.bfloat16())
     assert (inside_NV - expected_NV).abs().max() < (1e-4 if fp32_logits else 0.5)
 
@@ -295,17 +295,15 @@ def test_pitfall_14_a_cache_that_is_full_leaves_every_rollout_right(folders, mon
     the version of the parameters that sampled it. What has not begun when the update comes (some
     prompts of more than a block, of which those in flight leave old keys and values there) begins
     with the newest parameters."""
-    # Bytes: keys and values, layers, heads, their size, fp32.
-    block = 2 * 2 * 4 * 32 * 4 * BLOCK["vllm"]
-    monkeypatch.setattr("core.vllm_engine.CPU_CACHE", 13 * block)
+    # 13 blocks of 32 tokens: keys and values, 2 layers, 4 heads, 32 numbers of 4 bytes.
+    monkeypatch.setattr("core.vllm_engine.CPU_CACHE", 13 * 2**16)
     engine = make_engine(settings_of(folders["llama"], "vllm", slots=16))
     old, new = load_model(folders["llama"]), load_model(folders["llama"])
     shared = parameters_of(new, version=3)
     engine.update(shared)
-    prompts = np.random.default_rng(0).integers(13, size=(11, 40)).tolist()
-    same = [Request(0, i, prompts[0], 30, (0, i)) for i in range(30)]
-    short = [Request(i, 0, prompts[i][:30], (30, 12)[i % 2], (5, i)) for i in range(1, 11)]
-    engine.add([same[0], *short, *same[1:]])
+    first, *same = [Request(0, i, [*range(13)] * 3, 30, (0, i)) for i in range(30)]
+    short = [Request(i, 0, [i] * 30, (30, 12)[i % 2], (5, i)) for i in range(1, 11)]
+    engine.add([first, *short, *same])
     rollouts, inside = [], engine.engine.engine_core.engine_core.scheduler.waiting
     while {each.num_preemptions > 0 for each in inside} != {True, False}:
         assert engine.unfinished
@@ -313,7 +311,7 @@ def test_pitfall_14_a_cache_that_is_full_leaves_every_rollout_right(folders, mon
     change(shared, new, version=4)
     engine.update(shared)
     rollouts += finish(engine)
-    assert len(rollouts) == len(same + short)
+    assert len(rollouts) == 40
     for rollout in rollouts:
         ends_as_it_should(rollout, engine.decoding)
         before = int((rollout.versions == 3).sum())
