@@ -163,7 +163,7 @@ BAR = """() => {
 def test_each_part_is_there_and_reacts_to_clicks_and_keys(make_run, open_page, width, scheme):
     run = make_run()
     page = open_page(run, width, scheme)
-    line = "run.lines[state.line]"
+    line = "lines[state.line]"
     opened = lambda: page.evaluate(f"[{line}.kind, {line}.step, state.completion]")
     button = lambda name: page.get_by_role("button", name=name).click()
 
@@ -256,7 +256,7 @@ def test_a_hostile_completion_harms_nothing(make_run, open_page):
 
 def test_a_page_that_would_be_too_large_has_the_first_completions(make_run, open_page, monkeypatch):
     run = make_run()
-    read = lambda: view.read_run(run)["lines"]
+    read = lambda: [line for line in view.read_run(run)["rollouts"] if "completions" in line]
     groups, whole = len(read()), len(view.as_json(read()))
     for share, completions in ((0.8, 3), (0.01, 1)):
         monkeypatch.setattr(view, "MOST_BYTES", share * whole)

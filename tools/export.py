@@ -7,14 +7,14 @@ checkpoint. Data, verdicts and the worth of completions are ours, in a reward fu
 (tools/on_trl.py).
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import loss
 from core.settings import ROOT, model_path, read_settings
 from curve.files import write_whole
-from curve.flags import option, read_flags, run_command
+from curve.flags import read_flags, run_command
 from machinery.folder import checkpoint_of
+from tools.view import OneRun
 
 TABLE = """\
 | part | in TRL |
@@ -88,11 +88,6 @@ if __name__ == "__main__":
 '''  # noqa: E501
 
 
-@dataclass(frozen=True)
-class Options:
-    run: Path = option(help="the folder of a run")
-
-
 def loss_options(recipe: loss.Recipe) -> dict:
     """TRL's options for the loss of this recipe. ValueError if TRL has no such loss."""
     constants = loss.constants(recipe)
@@ -112,7 +107,7 @@ def loss_options(recipe: loss.Recipe) -> dict:
 def main(arguments: list[str]) -> int:
     """The command. Returns 0; ValueError or OSError, in one sentence, if there is no such run, or
     if TRL has not its loss."""
-    run = read_flags(Options, arguments, description=__doc__).run.resolve()
+    run = read_flags(OneRun, arguments, description=__doc__).run.resolve()
     settings = read_settings(run)
     recipe = settings.recipe
     checkpoint = checkpoint_of(run, None)

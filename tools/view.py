@@ -26,14 +26,16 @@ MOST_BYTES = 10_000_000  # of the completions on a page
 
 
 @dataclass(frozen=True)
-class View:
+class OneRun:
+    """What this command gets, and tools/export.py."""
+
     run: Path = option(help="the folder of a run")
 
 
 def main(arguments: list[str]) -> int:
     """The command. Returns 0; ValueError or OSError, in one sentence, if the folder holds no run or
     no rollouts.jsonl (--rollouts-kept 0, or nothing is sampled yet)."""
-    run = read_flags(View, arguments, description=__doc__).run
+    run = read_flags(OneRun, arguments, description=__doc__).run
     print(f"{write_page(run)}: open it in a browser")
     return 0
 
@@ -56,9 +58,8 @@ def as_json(data) -> str:
 def read_run(run: Path) -> dict:
     """All that the page shows. Errors as in `main`."""
     recipe = read_settings(run).recipe
-    log = json_lines(run / "log.jsonl")
-    lines = json_lines(run / "rollouts.jsonl")
-    groups = [line for line in lines if line["kind"] != "times"]
+    log, rollouts = json_lines(run / "log.jsonl"), json_lines(run / "rollouts.jsonl")
+    groups = [line for line in rollouts if line["kind"] != "times"]
     completions = [each for line in groups for each in line["completions"]]
     for completion in completions:
         if completion.get("trainer_logprobs"):
@@ -73,10 +74,8 @@ def read_run(run: Path) -> dict:
         "recipe": asdict(recipe),
         "formula": loss.LOSSES[recipe.loss].formula,
         "constants": loss.constants(recipe),
-        "steps": [line for line in log if line["kind"] == "train"],
-        "validations": [line for line in log if line["kind"] == "validation"],
-        "times": [line for line in lines if line["kind"] == "times"],
-        "lines": groups,
+        "log": log,
+        "rollouts": rollouts,
         "completions": len(completions),
     }
 
