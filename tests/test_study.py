@@ -1,10 +1,10 @@
 """Studies: many runs from one command, their tables and figures."""
 
+import itertools
 import json
 import os
 import re
 import signal
-import subprocess
 import threading
 import time
 from pathlib import Path
@@ -57,19 +57,24 @@ def write_log(folder: Path, *lines: dict) -> None:
 # --- real runs ------------------------------------------------------------------------------------
 
 
+def send_when(condition, number: int) -> None:
+    """Send this process a signal as soon as the condition holds."""
+
+    def wait() -> None:
+        while not condition():
+            time.sleep(0.05)
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
 @pytest.mark.slow
 def test_a_study_is_interrupted_goes_on_and_finds_itself_finished(tmp_path, monkeypatch, capsys):
     """Two variants, one run after the other, Ctrl-C in the first. (Seeds, and runs at once, are of
     the next test.)"""
     command = ["two.json", *TINY, "--seeds", "0", *SIZES]
     begun, other = (tmp_path / "runs" / "two" / f"{name}-seed0" for name in VARIANTS)
-
-    def interrupt() -> None:
-        while last_step(begun) < 2:
-            time.sleep(0.05)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    threading.Thread(target=interrupt, daemon=True).start()
+    send_when(lambda: last_step(begun) >= 2, signal.SIGINT)
     assert status_of(*command) == 130
     assert last_step(begun) < STEPS and not other.exists()
 
@@ -90,47 +95,60 @@ def test_a_study_is_interrupted_goes_on_and_finds_itself_finished(tmp_path, monk
     assert "--learning-rate (was 0.0002, now 0.001)" in capsys.readouterr().err
 
 
+# In place of train.py: a run that takes SECONDS. The file `events` has a + at its begin, and a - at
+# its end.
+TRAIN = """
+import json, pathlib, sys, time
+
+folder = pathlib.Path("runs", sys.argv[sys.argv.index("--name") + 1])
+folder.mkdir()
+with open(folder / "log.jsonl", "w") as log, open("events", "a", buffering=1) as events:
+    for i in range(9):
+        line = {"kind": "validation", "step": i, "pass_rate": i / 10, "compute_flops": i}
+        print(json.dumps(line), file=log)
+    try:
+        print("+", file=events)
+        time.sleep(SECONDS)
+    finally:
+        print("-", file=events)
+print("at first\\nthis is why")
+sys.exit(folder.name == "other-seed0")
+"""
+
+
+@pytest.fixture
+def pretend(tmp_path, monkeypatch):
+    """Lets runs take so many seconds. Returns a function that reads their events."""
+
+    def put(seconds: int):
+        monkeypatch.setattr(study, "ROOT", tmp_path)
+        (tmp_path / "train.py").write_text(TRAIN.replace("SECONDS", str(seconds)))
+        (tmp_path / "events").touch()
+        return lambda: (tmp_path / "events").read_text().split()
+
+    return put
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_is_passed_on_to_all_runs_and_no_other_is_started(
-    number, tmp_path, monkeypatch, capsys
-):
-    """With processes in place of the runs that end at once, when they are interrupted."""
-    started = []
-
-    def start(*_):
-        started.append(subprocess.Popen(["sleep", "60"], start_new_session=True))
-        if len(started) == 2:
-            threading.Timer(0.5, os.kill, [os.getpid(), number]).start()
-        return started[-1]
-
-    monkeypatch.setattr(study, "start_run", start)
+def test_a_signal_is_passed_on_to_all_runs_and_no_other_is_started(number, pretend, capsys):
+    events = pretend(seconds=60)
+    send_when(lambda: events() == ["+", "+"], number)
     assert status_of("two.json", *COMMAND) == 130
-    assert len(started) == 2 and all(process.wait() != 0 for process in started)
+    assert events() == ["+", "+", "-", "-"]
     assert "the same command goes on" in capsys.readouterr().err
-    assert not (tmp_path / "runs/two/tables.md").exists()
+    assert not Path("runs/two/tables.md").exists()
 
 
-def test_a_failed_run_is_reported_and_the_others_go_on(tmp_path, monkeypatch, capsys):
-    """With short processes in place of the runs: one says why it fails, the others write a log."""
-    started, at_once = {}, []
-
-    def start(folder, _):
-        line = {"kind": "validation"}
-        lines = [line | {"step": i, "pass_rate": i / 10, "compute_flops": i} for i in range(9)]
-        write_log(folder, *lines)
-        Path(f"{folder}.txt").write_text("at first\nthis is why\n")
-        at_once.append(sum(process.poll() is None for process in started.values()))
-        script = f"sleep 1; exit {int(folder.name == 'other-seed0')}"
-        started[folder.name] = subprocess.Popen(["sh", "-c", script])
-        return started[folder.name]
-
-    monkeypatch.setattr(study, "start_run", start)
+def test_a_failed_run_is_reported_and_the_others_go_on(pretend, capsys):
+    events = pretend(seconds=1)
     assert status_of("two.json", *COMMAND) == 1
-    assert [*started] == ["plain-seed0", "other-seed0", "plain-seed1", "other-seed1"]
-    assert max(at_once) == 1
+    running = [*itertools.accumulate({"+": 1, "-": -1}[event] for event in events())]
+    assert len(running) == 8 and max(running) == 2
     error = capsys.readouterr().err
+    begun = re.findall(r"two/(\S+) begins, \d of 4", error)
+    assert begun == ["plain-seed0", "other-seed0", "plain-seed1", "other-seed1"]
     assert error.count("error: ") == error.count("runs/two/other-seed0 failed: this is why") == 1
-    assert "| other " in (tmp_path / "runs/two/tables.md").read_text()
+    assert "| other " in Path("runs/two/tables.md").read_text()
 
 
 def test_a_run_that_has_levelled_off_ends_and_says_why(models, tmp_path, monkeypatch):
@@ -201,7 +219,7 @@ def test_the_studies_of_the_paper_are_its_recipes():
         wanted[name] = loss.Recipe(asynchrony=name)
     found = {}
     for name in study.STUDIES:
-        runs = study.runs_to_train(study.Study(name, seeds=(3,)), ["--learning-rate", "1"])
+        runs = study.runs_to_train(study.Study(name, seeds=(3,)), name, ["--learning-rate", "1"])
         for folder, arguments in runs.items():
             settings = parse(arguments)
             assert (settings.learning_rate, settings.keep_checkpoints, settings.seed) == (1, 1, 3)

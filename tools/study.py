@@ -60,11 +60,6 @@ class Study:
         "the folder is runs/NAME, with a folder VARIANT-seedN a run; by default named as the study",
     )
 
-    @property
-    def place(self) -> str:
-        """The folder within runs/."""
-        return self.name or Path(self.study).stem
-
 
 # The variants of each study by name, and what each changes: fields of Settings or of its Recipe.
 # `batch` has as many groups in all, and `groups` as many completions in a step, as the default run.
@@ -99,13 +94,14 @@ def flags_for(changes: dict) -> list[str]:
     return arguments
 
 
-def runs_to_train(study: Study, common: list[str]) -> dict[Path, list[str]]:
-    """The flags of train.py for each run of a study, by its folder. common: flags for all runs.
-    ValueError if a run is impossible, or if its folder holds another run."""
+def runs_to_train(study: Study, place: str, common: list[str]) -> dict[Path, list[str]]:
+    """The flags of train.py for each run of a study, by its folder, which is within runs/PLACE.
+    common: flags for all runs. ValueError if a run is impossible, or if its folder holds another
+    run."""
     refuse_small_numbers(study)
     runs = {}
     for seed, (variant, changes) in itertools.product(study.seeds, read_study(study.study).items()):
-        name = f"{study.place}/{variant}-seed{seed}"
+        name = f"{place}/{variant}-seed{seed}"
         folder = Path("runs") / name
         own = flags_for(changes)
         of_run = {"keep_checkpoints": 1, "rollouts_kept": 0, "name": name, "seed": seed}
@@ -147,8 +143,7 @@ def finished(folder: Path, arguments: list[str]) -> bool:
     if end.get("kind") != "end" or newest and step_of(newest) != end["step"]:
         return False
     before, now = read_settings(folder), parse(arguments)
-    limits = before.steps, before.stop_when_gain_below
-    return limits == (now.steps, now.stop_when_gain_below)
+    return (before.steps, before.stop_when_gain_below) == (now.steps, now.stop_when_gain_below)
 
 
 def start_run(folder: Path, arguments: list[str]) -> subprocess.Popen:
@@ -216,8 +211,9 @@ def main(arguments: list[str]) -> bool:
         make_tables(*arguments[1:])
         return False
     study, common = read_flags(Study, arguments, description=__doc__, others=True)
-    runs = runs_to_train(study, common)
-    folder = Path("runs") / study.place
+    place = study.name or Path(study.study).stem
+    runs = runs_to_train(study, place, common)
+    folder = Path("runs") / place
     folder.mkdir(parents=True, exist_ok=True)
     with lock_folder(folder):
         failed = train_all(runs, study.jobs)
