@@ -19,11 +19,12 @@ TEXT = (DOCS / "conformance" / "vectors.json").read_text()
 CASES = {case["name"]: case for case in json.loads(TEXT)}
 BROKEN = (DOCS / "lessons" / "solutions" / "03-broken.patch").read_text()
 ADAPTER = re.search(r"(?s)```python\n(.*?)```", (DOCS / "conformance.md").read_text())[1]
-MENDED = {  # as lesson 3 says
-    "clamp(0.8, 6)": "clamp(max=5)",
-    ".mean()": ".sum() / counted.sum()",
-    "logp_old": "logp_gen",
-}
+# Of lesson 3: what is wrong, what is right, and what the cases are named that notice it.
+MISTAKES = [
+    ("clamp(0.8, 6)", "clamp(max=5)", "far"),
+    (".mean()", ".sum() / counted.sum()", "cut"),
+    ("logp_old", "logp_gen", "old"),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -54,9 +55,16 @@ def test_the_file_is_what_the_script_makes():
     assert len(CASES) == TEXT.count("\n") + 1
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if not name.startswith("norm")])
-def test_loss_py_gives_the_vectors(name):
-    case = CASES[name]
+def advantages_of(case) -> dict:
+    """What loss.py has for the keys that are expected of a case of norms."""
+    rewards = 2 * torch.tensor(case["scores"]) - 1
+    usable = rewards >= -1
+    counted = loss.counted_samples(rewards, usable, True)
+    return {"advantages": loss.advantages(rewards, usable, counted, case["norm"])}
+
+
+def loss_of(case) -> dict:
+    """What loss.py has for the keys that are expected of another case."""
     columns = ("logp_train", "logp_gen", "mask", "advantages")
     logp, gen, mask, advantages = (torch.tensor(case[key]) for key in columns)
     lengths, groups = mask.sum(1).view(-1, 3), advantages.view(-1, 3)
@@ -73,19 +81,15 @@ def test_loss_py_gives_the_vectors(name):
     (coefficient,) = torch.autograd.grad(terms.sum(), logp)
     (gradient,) = torch.autograd.grad(value, logp)
     found = dict(coefficient=coefficient, gradient=gradient, clip=clip, loss=value.detach())
-    found["weight"] = weights[:, None] * mask
+    return found | {"weight": weights[:, None] * mask}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_loss_py_gives_the_vectors(name):
+    case = CASES[name]
+    found = advantages_of(case) if "norm" in case else loss_of(case)
     expected = {key: torch.tensor(each) for key, each in case["expected"].items()}
     torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-9, check_dtype=False)
-
-
-@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("norm")])
-def test_loss_py_gives_the_norms(name):
-    case = CASES[name]
-    rewards = 2 * torch.tensor(case["scores"]) - 1
-    usable = rewards >= -1
-    counted = loss.counted_samples(rewards, usable, True)
-    found = loss.advantages(rewards, usable, counted, case["norm"])
-    torch.testing.assert_close(found, torch.tensor(case["expected"]["advantages"]))
 
 
 # What stands in the adapter of the page, and what is put there; the cases; how many are equal; one
@@ -113,19 +117,20 @@ def test_conform_says_what_differs(row, conformed):
     assert verdicts[case].startswith(said), verdicts[case]
 
 
-@pytest.mark.parametrize("mistake", MENDED)
+@pytest.mark.parametrize("mistake", MISTAKES)
 def test_conform_finds_each_mistake_of_lesson_3_where_the_lesson_says(mistake, conformed):
     source = "".join(re.findall(r"(?m)^\+(?!\+\+)(.*\n)", BROKEN))
-    for broken in {*MENDED} - {mistake}:
-        source = source.replace(broken, MENDED[broken])
+    for wrong, right, _ in MISTAKES:
+        if wrong != mistake[0]:
+            source = source.replace(wrong, right)
     status, verdicts = conformed(source, "cispo token")
     differs = {name for name, verdict in verdicts.items() if verdict.startswith("differs")}
-    wanted = {"clamp(0.8, 6)": "far", ".mean()": "cut", "logp_old": "old"}[mistake]
-    assert status and differs == {name for name in verdicts if f" {wanted}" in name}
-    if wanted == "far":
+    wrong, right, where = mistake
+    assert status and differs == {name for name in verdicts if f" {where}" in name}
+    if where == "far":
         kinds = "10 of 10 decided by a clip, 0 of 18 others with rho > 1, 15 of 22 others with"
         assert f"0 of 22 not trained, {kinds} rho <= 1" in verdicts["cispo token far"]
-    assert not conformed(source.replace(mistake, MENDED[mistake]), "cispo token")[0]
+    assert not conformed(source.replace(wrong, right), "cispo token")[0]
 
 
 def test_conform_goes_on_after_an_error_and_compares_advantages(conformed):
