@@ -181,8 +181,8 @@ class Feed:
     def batch(self, version: int) -> list[Group] | None:
         """The groups to train this version of the parameters on. None if every prompt is retired,
         or if the run ends."""
-        go_on = self._take_in(wait=False)
-        while go_on:
+        wait = False
+        while self._take_in(wait):
             self._hand_out(version)
             groups = self.under_way.values()
             done = [group for group in groups if group.finished]
@@ -208,7 +208,7 @@ class Feed:
                     f"no group is under way but {len(done)} finished ones, too few for step"
                     f" {version + 1}, though prompts are left: the work in flight was miscounted"
                 )
-            go_on = self._take_in()
+            wait = True
         return None
 
     def retire(self, groups: list[Group]) -> None:
@@ -337,7 +337,7 @@ class Feed:
                 time.sleep(0.002)
         except GeneratorFailed as failure:
             self.failure = str(failure)
-        return not self.failure and not self.stop_asked()
+        return not (self.failure or self.stop_asked())
 
     def _read_reports(self) -> bool:
         """Take what generators have sent, and replace those that have failed. Returns whether
@@ -401,7 +401,8 @@ class Feed:
             for rollout, verdict in group.judged()
             if not rollout.truncated
         ]
-        self.failure = no_verdict_at_all(verdicts) if len(verdicts) > FEW_VERDICTS else ""
+        if len(verdicts) > FEW_VERDICTS:
+            self.failure = no_verdict_at_all(verdicts)
         return not self.failure
 
     def _replace(self, generator: Generator, failure: GeneratorFailed) -> None:

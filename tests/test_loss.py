@@ -105,17 +105,6 @@ def test_a_batch_is_the_oldest_finished_groups_and_waits_for_one_that_would_get_
 # --- length control -------------------------------------------------------------------------------
 
 
-def test_interruption_comes_when_open_thinking_reaches_its_budget():
-    """The answer has a budget of 3. Pitfall 8: thinking that was closed late keeps the whole of it.
-    With the penalty nothing is interrupted and the budgets are one."""
-    sampled = tensor(9, 10, 10, 12, 13, 14, 13, 0, 3)
-    closed_at = tensor(-1, -1, 10, 10, 10, 12, -1, -1, 0)
-    budgets = tensor(10, 10, 10, 10, 10, 10, 10, 0, 10)
-    for control, *expected in (("interruption", [1, 6, 7], [4, 8]), ("penalty", [], [4, 5, 6])):
-        found = loss.interrupt_or_truncate(control, sampled, closed_at, budgets, 3)
-        assert [each.nonzero().flatten().tolist() for each in found] == expected
-
-
 def test_the_length_penalty_is_on_correct_completions_only():
     scores = tensor([1.0, 1.0, 1.0, 1.0, 0.0, 0.75, 0.25])
     lengths = tensor([100, 110, 120, 600, 120, 120, 100])
@@ -176,12 +165,6 @@ def test_pitfall_3_fp32_logits_are_computed_in_fp32_whole_or_split(dtype):
         for value, reference, rounded in zip(found, exact, rounding):
             error = (value.double() - reference).norm() / reference.norm()
             assert error < most + rounded if most else error > 1e-3
-
-
-def test_pitfall_3_no_copy_of_the_head_goes_stale():
-    hidden, head = torch.ones(2, 3), torch.ones(4, 3)
-    first = loss.head_logits(hidden, head, True)
-    assert torch.equal(loss.head_logits(hidden, head.mul_(2), True), 2 * first)
 
 
 # --- which samples count, advantages, weights -----------------------------------------------------

@@ -136,33 +136,24 @@ def test_processes_that_take_turns_do_not_share_the_cores(monkeypatch):
         assert cpu_threads(parse(flags.split())) == threads
 
 
-def shown_values(arguments, monkeypatch, capsys):
-    """What --help says of each flag: its text and its value."""
-    monkeypatch.setenv("COLUMNS", "400")
-    with pytest.raises(SystemExit) as ended:
-        run_train([*arguments.split(), "--help"])
-    assert ended.value.code == 0
-    entries = re.findall(
-        r"(?m)^  (--[\w-]+).*?(?:  +|\n +)(?!--)(\S.*) \(default: (.*)\)$", capsys.readouterr().out
-    )
-    return {name: (text, value) for name, text, value in entries}
-
-
+@pytest.mark.parametrize(
+    "flags, values",
+    [("", "pipeline-8 cispo 0.0002"), ("--recipe base --defaults paper", "ppo-8 dapo 5e-07")],
+)
 def test_help_shows_the_values_of_the_presets_and_those_of_the_recipe_that_is_named(
-    monkeypatch, capsys
+    flags, values, monkeypatch, capsys
 ):
-    plain = shown_values("", monkeypatch, capsys)
-    assert len(plain) > 45
-    assert plain["--clip-gradient"] == ("norm; paper: 1.0; small: 1.0; short: 1.0", "0.3")
-    presets = "; paper: 10240 12288; small: 768 1024; short: 24 24"
-    assert plain["--thinking-budget"][0].endswith(presets)
-    other = shown_values("--recipe base --defaults paper", monkeypatch, capsys)
-    for name, values in {
-        "--asynchrony": ("pipeline-8", "ppo-8"),
-        "--loss": ("cispo", "dapo"),
-        "--learning-rate": ("0.0002", "5e-07"),
-    }.items():
-        assert (plain[name][1], other[name][1]) == values
+    monkeypatch.setenv("COLUMNS", "400")
+    with pytest.raises(SystemExit, match="^0$"):
+        run_train([*flags.split(), "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    for name, value in zip(
+        ("--asynchrony TEXT", "--loss cispo", "--learning-rate None"), values.split()
+    ):
+        assert re.search(rf"{name}.*?default: (.*?)\)", shown)[1] == value
+    assert "norm; paper: 1.0; small: 1.0; short: 1.0 (default: " in shown
+    assert "; paper: 10240 12288; small: 768 1024; short: 24 24 (default: " in shown
+    assert shown.count(" (default: ") > 45
 
 
 def test_what_the_presets_set_is_what_settings_has():
@@ -234,10 +225,12 @@ stray | stray
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
-    """A folder to stand in, with a run, a folder that is no model, and a file of problems."""
-    (tmp_path / "runs" / "taken").mkdir(parents=True)
-    (tmp_path / "runs" / "taken" / "log.jsonl").write_text("mine\n")
+def taken(tmp_path, monkeypatch):
+    """The folder of a run. We stand above it, beside a folder that is no model and a file of
+    problems."""
+    taken = tmp_path / "runs" / "taken"
+    taken.mkdir(parents=True)
+    (taken / "log.jsonl").write_text("mine\n")
     (tmp_path / "here").mkdir()
     words = "".join(f'{{"problem": "Spell word number {i}", "answer": "{i}"}}\n' for i in range(99))
     (tmp_path / "words.jsonl").write_text(words)
@@ -246,11 +239,11 @@ def place(tmp_path, monkeypatch):
     usual = importlib.util.find_spec
     no_wandb = lambda name, *others: usual(name, *others) if name != "wandb" else None
     monkeypatch.setattr("importlib.util.find_spec", no_wandb)
-    return tmp_path
+    return taken
 
 
 @pytest.mark.parametrize("row", REFUSED)
-def test_pitfall_18_what_cannot_be_is_refused_in_a_line_before_anything_starts(row, place, capsys):
+def test_pitfall_18_what_cannot_be_is_refused_in_a_line_before_anything_starts(row, taken, capsys):
     flags, words = (part.split() for part in row.split(" | "))
     with pytest.raises(SystemExit) as stopped:
         run_command(run_train, flags)
@@ -259,8 +252,7 @@ def test_pitfall_18_what_cannot_be_is_refused_in_a_line_before_anything_starts(r
     assert stopped.value.code == 2 and said.out == ""
     assert error.startswith("error: ") and "Traceback" not in said.err
     assert all(word in error for word in words), error
-    assert (place / "runs" / "taken" / "log.jsonl").read_text() == "mine\n"
-    assert [path.name for path in (place / "runs").iterdir()] == ["taken"]
+    assert (taken / "log.jsonl").read_text() == "mine\n" and [*taken.parent.iterdir()] == [taken]
 
 
 # --- devices --------------------------------------------------------------------------------------
