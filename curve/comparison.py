@@ -96,17 +96,20 @@ def asymptote_of(fits: list[Fit]) -> str:
     otherwise seed by seed. A seed that has risen to the bound of 1 only shows what A exceeds; if
     all have, their mean is no estimate."""
     counted = standing(fits)
-    first = counted[0]
     unknown = sum(not fit.identified for fit in counted)
-    if len(counted) == 1 or first.together:
-        text = first.asymptote
-    elif not unknown and not all(fit.A > BOUND for fit in counted):
-        mean = mean_of([fit.A for fit in counted], first.interval["A"])
-        text = with_interval(*np.clip(mean, 0, 1))
+    A = [fit.A for fit in counted]
+    if counted[0].together:
+        text = f"{with_interval(A[0], *counted[0].interval['A'])} of all seeds together"
+    elif not unknown and (len(A) == 1 or min(A) <= BOUND):
+        text = with_interval(*np.clip(mean_of(A, counted[0].interval["A"]), 0, 1))
     elif all(fit.comparable for fit in counted):
-        text = ", ".join(fit.bound if fit.A > BOUND else f"{fit.A:.3f}" for fit in counted)
+        text = ", ".join(
+            f"> {fit.interval['A'][0]:.3f}" if fit.A > BOUND else f"{fit.A:.3f}" for fit in counted
+        )
+    elif len(A) == 1:
+        text = "not identified"
     else:
-        text = f"not identified by {unknown} of {len(counted)} runs"
+        text = f"not identified by {unknown} of {len(A)} runs"
     fell = sum(fit.fell for fit in fits)
     if fell:
         text += "; it fell" if len(fits) == 1 else f"; {fell} of {len(fits)} fell"
@@ -146,9 +149,8 @@ def difference_of_ceilings(first: list[Fit], second: list[Fit]) -> Estimate:
     opposite halves. A run without a ceiling has no A: the end of its interval replaces A, and the
     smaller of the two gaps is returned. If all runs show a ceiling, there is one gap.
     """
-    low, high = 0, 1
-    least, below = difference(asymptotes(first, low), asymptotes(second, high), SCATTER_OF_A)
-    most, above = difference(asymptotes(first, high), asymptotes(second, low), SCATTER_OF_A)
+    least, below = difference(asymptotes(first, 0), asymptotes(second, 1), SCATTER_OF_A)
+    most, above = difference(asymptotes(first, 1), asymptotes(second, 0), SCATTER_OF_A)
     return least if least > 0 else most, least - below, most + above
 
 

@@ -114,19 +114,6 @@ class Fit:
         """The part of the gain that the data shows, (R(C_max) - R0) / (A - R0)."""
         return 1 / (1 + self.reach**-self.B)
 
-    @property
-    def asymptote(self) -> str:
-        """A as text: with its interval, or what it exceeds."""
-        if self.identified:
-            text = with_interval(self.A, *self.interval["A"])
-            return f"{text} of all seeds together" if self.together else text
-        return self.bound if self.no_ceiling else "not identified"
-
-    @property
-    def bound(self) -> str:
-        """What A exceeds, as text."""
-        return f"> {self.interval['A'][0]:.3f}"
-
     @cached_property
     def power_law(self) -> tuple[float, float, float]:
         """(A, D, B) of the power law through the same points."""
@@ -209,9 +196,7 @@ def check_curve(x: Array, y: Array) -> None:
             raise ValueError(f"x = {x[i]:g}, y = {y[i]:g}: {message}")
 
 
-def fit_sigmoid(
-    x, y, r0: str | float = "first", fit_from: float = 0.0, fit_to: float = np.inf
-) -> Fit:
+def fit_sigmoid(x, y, r0: str | float = "first", fit_from=0.0, fit_to=np.inf) -> Fit:
     """The sigmoid of least squares through compute x (n,), increasing, and pass rate y (n,) in [0,
     1].
 
@@ -233,7 +218,8 @@ def fit_sigmoid(
     if r0 == "first" or (R0 is not None and x[0] == 0):
         fitted[0] = False
     x, y = x[fitted], y[fitted]
-    parameters = 4 if R0 is None else 3
+    free = [1, 2, 3] if R0 is None else [1, 2]  # columns of theta beside A
+    parameters = 1 + len(free)
     degrees = len(x) - parameters
     if degrees < 1:
         found = f"{window.sum()} of {len(window)} validations are fitted"
@@ -245,18 +231,18 @@ def fit_sigmoid(
     # The first fit, then the second one. If R0 is the first point, the second has one point and one
     # parameter more, so as many degrees of freedom.
     start = least_squares.best_of_grid(x, y, R0)
-    theta, squares = least_squares.polish(x, y, start, R0 is None)
+    theta, squares = least_squares.polish(x, y, start, free)
     points = x, y
     if r0 == "first":
         points = np.append(0, x), np.append(R0, y)
-    R0_free = r0 in ("first", "free")
-    best, least = least_squares.polish(*points, theta, R0_free)
+        free = [1, 2, 3]
+    best, least = least_squares.polish(*points, theta, free)
     (value,), _ = least_squares.curve_and_gradient(points[0], best[None])
     lag_1, correlation = lag_one_correlation(value - points[1], parameters)
     excess = allowed_excess(least, degrees, correlation)
     if squares > least + excess:  # the first fit is not in the 95 % region of the second
         theta, squares = best, least
-    interval, profile = least_squares.profile_over_A(*points, best, theta, excess, R0_free)
+    interval, profile = least_squares.profile_over_A(*points, best, theta, excess, free)
 
     A, log_B, log_mid, R0 = theta
     fit = Fit(

@@ -7,7 +7,7 @@ the sigmoid (`benchmarks/public_runs.py`, docs/fitting.md).
 Dimensions: m values of compute, k weighted sums of a curve at these.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from scipy.special import stdtrit  # quantiles of Student's t; scipy.stats is slow to import
@@ -29,8 +29,7 @@ LEAST_TO_STOP = 10  # points before the last; with fewer no run counts as levell
 # --- 1. The forecast ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Forecast:
+class Forecast(NamedTuple):
     """Weighted sums of the pass rate at more compute, (k,) each."""
 
     value: Array
@@ -75,8 +74,7 @@ def forecast(fit: Fit, C: Array, weights: Array, scatter: float = 0.0) -> Foreca
 
 def each(fit: Fit, C: Array) -> tuple[Array, Array, Array]:
     """The forecast of the pass rate at each compute C (m,), and the two ends of its interval."""
-    later = forecast(fit, C, np.eye(len(C)))
-    return later.value, later.low, later.high
+    return forecast(fit, C, np.eye(len(C)))[:3]
 
 
 def forecasts(fit: Fit, C, scatter: float = 0.0) -> dict:
@@ -84,8 +82,9 @@ def forecasts(fit: Fit, C, scatter: float = 0.0) -> dict:
     "interval" of the forecast. Up to the last point the forecast is the curve."""
     C = np.atleast_1d(C)
     mean = forecast(fit, C, np.full((1, len(C)), 1 / len(C)), scatter)
-    values = mean.value[0], mean.sigmoid[0], mean.power_law[0], fit.y[-1]
-    found = dict(zip(FORECASTERS, values)) | {"interval": [mean.low[0], mean.high[0]]}
+    value, low, high, sigmoid, law = np.ravel(mean)
+    values = value, sigmoid, law, fit.y[-1]
+    found = dict(zip(FORECASTERS, values)) | {"interval": [low, high]}
     if C[0] <= fit.C_max:
         found |= {"forecast": fit.predict(C[0]), "interval": [*fit.band(C[0])]}
     return found

@@ -127,14 +127,13 @@ def best_of_grid(x: Array, y: Array, R0: float | None) -> Array:
     return theta[((value - y) ** 2).sum(1).argmin()]
 
 
-def polish(x: Array, y: Array, theta: Array, R0_free: bool) -> tuple[Array, float]:
+def polish(x: Array, y: Array, theta: Array, free: list[int]) -> tuple[Array, float]:
     """The curve of least squares (4,) with A in [0, 1], downhill from theta (4,), and its squared
-    error."""
-    without_A = [1, 2, 3] if R0_free else [1, 2]
-    curves, squares, _ = descend(x, y, theta[None], [0, *without_A])
+    error. free: the columns that may move beside A."""
+    curves, squares, _ = descend(x, y, theta[None], [0, *free])
     if not 0 <= curves[0, 0] <= 1:  # then the best curve has A on its bound
         curves[:, 0] = np.clip(curves[:, 0], 0, 1)
-        curves, squares, _ = descend(x, y, curves, without_A)
+        curves, squares, _ = descend(x, y, curves, free)
     return curves[0], squares[0]
 
 
@@ -183,26 +182,24 @@ class Profile:
     free: list[int]  # all but A
 
     def interval(self, value: Array, gradient: Array) -> tuple[Array, Array]:
-        """(low, high) of a function of a curve: its lowest and highest value over all ellipses.
-        value (k, ...): the function at each of the k curves. gradient (k, ..., f): its derivatives
-        by the free parameters."""
-        variance = np.einsum("k...i,kij,k...j->k...", gradient, self.inverse_JJ, gradient)
-        left = self.left.reshape(-1, *[1] * (value.ndim - 1))
-        half = np.sqrt(np.maximum(left * variance, 0))
+        """(low, high), each (m,), of m functions of a curve: the lowest and the highest value over
+        all ellipses. value (k, m): the functions at each of the k curves. gradient (k, m, f): their
+        derivatives by the free parameters."""
+        variance = np.einsum("kmi,kij,kmj->km", gradient, self.inverse_JJ, gradient)
+        half = np.sqrt(np.maximum(self.left[:, None] * variance, 0))
         return (value - half).min(0), (value + half).max(0)
 
 
 def profile_over_A(
-    x: Array, y: Array, best: Array, estimate: Array, excess: float, R0_free: bool
+    x: Array, y: Array, best: Array, estimate: Array, excess: float, free: list[int]
 ) -> tuple[dict[str, Interval], Profile]:
     """The 95 % intervals of A, B, C_mid and a free R0, by name, and the Profile behind them.
 
     A moves away from the best curve to both sides, and at each A the other parameters are fitted
     again. On each side the interval of A ends when the squared error has grown by `excess`. best:
     the curve (4,) of least squares. estimate: the curve (4,) that is reported; if its A lies
-    further out, the interval ends there.
+    further out, the interval ends there. free: the columns that may move beside A.
     """
-    free = [1, 2, 3] if R0_free else [1, 2]
     best_A, best_R0 = best[[0, 3]]
     # The fit with another A starts from a curve of the grid or from the best curve.
     grid, reached = starting_grid(x, best)

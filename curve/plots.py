@@ -12,7 +12,7 @@ import numpy as np
 
 from curve.comparison import Comparison, asymptote_of
 from curve.files import whole_file
-from curve.fit import Fit, Variants, beyond_0
+from curve.fit import Fit, Variants, beyond_0, with_interval
 from curve.forecast import each
 from curve.least_squares import Array
 
@@ -82,7 +82,8 @@ def _draw_run(axes, fit: Fit, predict: Sequence[float]) -> None:
 
     # The parameters that are lines, as far as the data shows them.
     if fit.identified:
-        axes.axhline(fit.A, color="C3", lw=1, label=f"asymptote A {fit.asymptote}")
+        text = f"asymptote A {with_interval(fit.A, *fit.interval['A'])}"
+        axes.axhline(fit.A, color="C3", lw=1, label=text)
         text = f"C_mid {fit.C_mid:.3g}: half of the gain"
         axes.axvline(fit.C_mid, color="C2", lw=1, ls="-.", label=text)
     else:

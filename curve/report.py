@@ -5,6 +5,7 @@ columns.
 """
 
 from collections.abc import Sequence
+from itertools import zip_longest
 
 import numpy as np
 
@@ -116,9 +117,9 @@ def variants_table(
     that all curves describe is no forecast. An interval is over the seeds; that of a single run is
     of its fit."""
     C = C or 2 * max(fit.C_max for fits in variants.values() for fit in fits)
-    compared = {comparison.variants[0]: comparison for comparison in comparisons}
     rows = []
-    for variant, seeds in variants.items():
+    # The first variant is compared with none.
+    for (variant, seeds), comparison in zip_longest(variants.items(), [None, *comparisons]):
         row = {"variant": variant, "runs": str(len(seeds)), "A": asymptote_of(seeds)}
         # The mean of the seeds, if each of them has its own curve.
         fits = standing(seeds)
@@ -135,11 +136,10 @@ def variants_table(
             forecast = with_interval(*np.clip(mean, 0, 1))
         row[f"forecast at {C:.4g}"] = forecast
         rows.append(row)
-        if not compared:
+        if not comparisons:
             continue
 
-        # The first variant is compared with none, and a verdict on ceilings has no ratios.
-        comparison = compared.get(variant)
+        # A verdict on ceilings has no ratios.
         held = comparison and comparison.efficiency
         for name in ("B", "C_mid"):
             ratio = f"{name}_ratio"

