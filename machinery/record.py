@@ -213,7 +213,7 @@ class Record:
         self.rollouts.add_validation(step, groups)
         self.validations.append(line)
         self.log(line)
-        warnings = validation_warnings(self.validations, self.checkpoint_before_fall())
+        warnings = validation_warnings(line, *self.fall())
         self.warn(step, warnings)
         if step == 0:
             # Both sides hold the model that RL starts from: nothing but a fault can part them.
@@ -221,12 +221,21 @@ class Record:
         self.outlooks = [outlook(series) for series in self.series()]
         self.show(step)
 
-    def checkpoint_before_fall(self) -> Path | None:
-        """If the pass rate has fallen, the newest checkpoint that is not after the run's best
-        validation."""
-        peak = fell_from(self.validations) or {"step": -1}
+    def fall(self) -> tuple[dict | None, Path | None]:
+        """The best validation, if the pass rate has fallen since by more than a fifth of the gain
+        and by more than chance; and the newest checkpoint that is not after it. None for what there
+        is not."""
+        if not self.validations:
+            return None, None
+        rates = [line["pass_rate"] for line in self.validations]
+        best = max(rates)
+        # 4 standard errors of a difference.
+        chance = 4 * math.sqrt(0.5 / self.validations[-1]["num_examples"])
+        if best - rates[-1] <= max(0.2 * (best - rates[0]), chance):
+            return None, None
+        peak = self.validations[rates.index(best)]
         before = [each for each in checkpoints(self.folder) if step_of(each) <= peak["step"]]
-        return before[-1] if before else None
+        return peak, before[-1] if before else None
 
     def _pass_rates(self, groups: list[Group]) -> dict:
         """Mean pass rate and mean score of a validation, and the share of the problems that any
@@ -317,38 +326,25 @@ def step_warnings(lines: list[dict], prompts_left: int, groups_per_step: int) ->
     return warnings
 
 
-def validation_warnings(validations: list[dict], checkpoint: Path | None) -> dict:
-    """The warnings after a validation, by what they are about. validations: all validation lines of
-    the log. checkpoint: the newest one from before a fall, if there is one."""
-    now, warnings = validations[-1], {}
+def validation_warnings(now: dict, peak: dict | None, checkpoint: Path | None) -> dict:
+    """The warnings after a validation, by what they are about. now: its line in the log. peak,
+    checkpoint: of `Record.fall`."""
+    warnings = {}
     if not now["mismatch_mean"] <= MISMATCH_TOO_LARGE:  # nor NaN
         warnings["mismatch"] = (
             f"generator and trainer differ by {now['mismatch_mean']:.3f} nats a token, with the"
             " same parameters; the importance ratios measure that and not the policy: keep"
             " --fp32-logits, or try --dtype float32 or --no-share-prompts"
         )
-    peak = fell_from(validations)
-    if peak is not None:
+    if peak:
         warnings["fall"] = (
             f"the pass rate has fallen from {peak['pass_rate']:.3f} at step {peak['step']}"
             f" to {now['pass_rate']:.3f} at step {now['step']}"
         )
-        if checkpoint is not None:
+        if checkpoint:
             flags = f"--resume {checkpoint.parent.parent} --from-step {step_of(checkpoint)}"
             warnings["fall"] += f"; once the run is stopped, {flags} goes on from before the fall"
     return warnings
-
-
-def fell_from(validations: list[dict]) -> dict | None:
-    """The best validation, if the pass rate has fallen since: by more than a fifth of the gain, and
-    by more than chance. Otherwise None."""
-    if not validations:
-        return None
-    rates = [line["pass_rate"] for line in validations]
-    best = max(rates)
-    chance = 4 * math.sqrt(0.5 / validations[-1]["num_examples"])  # 4 errors of a difference
-    fell = best - rates[-1] > max(0.2 * (best - rates[0]), chance)
-    return validations[rates.index(best)] if fell else None
 
 
 # --- trackers -------------------------------------------------------------------------------------

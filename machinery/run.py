@@ -225,8 +225,8 @@ class Run:
             self.feed.prompts.tokenizer.save_pretrained(checkpoint / "model")
             safetensors.torch.save_file(moments, checkpoint / "optimizer.safetensors")
             (checkpoint / "state.json").write_text(json.dumps(state))
-        before_fall = self.record.checkpoint_before_fall()
         # The newest are kept, and the one from before a fall.
+        _, before_fall = self.record.fall()
         for old in checkpoints(self.folder)[: -self.settings.keep_checkpoints]:
             if old != before_fall:
                 shutil.rmtree(old)

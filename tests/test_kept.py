@@ -1,17 +1,17 @@
 """rollouts.jsonl: what is kept of a run, and that it is what the run has computed."""
 
 import dataclasses
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from steps import FIRST, batch_of_groups, lines, settings, train_on
+from steps import FIRST, GivenGroups, batch_of_groups, lines, settings, train_on
 
 import loss
 from core import screen
 from core.model import load_model, load_tokenizer
 from core.rollouts import Batch
+from data import Problem
 from data.verify import Verdict
 from machinery import kept
 from machinery.folder import json_lines
@@ -152,42 +152,34 @@ def test_about_forty_steps_are_kept_of_each_the_oldest_and_the_newest_groups():
 
 
 @pytest.fixture
-def writer(tmp_path, monkeypatch):
-    """Makes a writer of which each line of a group has the length of its prompt and a hundred bytes
-    more."""
-
-    def line(_, kind, step, group):
-        return {"kind": kind, "step": step, "length": len(group.problem.prompt), "text": "x" * 100}
-
-    monkeypatch.setattr(KeptRollouts, "_line", line)
-    prompts = SimpleNamespace(sources=["one"])
-    return lambda: KeptRollouts(tmp_path, settings(rollouts_kept=1), prompts, 0.5)
-
-
-def of_problem(length):
-    """A group of a problem with a prompt of this length."""
-    return SimpleNamespace(source=0, problem=SimpleNamespace(prompt="?" * length))
+def writer(models, tmp_path):
+    """Of a run that began at .5 seconds."""
+    prompts = GivenGroups(settings(), [], None, models["llama"]).prompts
+    return KeptRollouts(tmp_path, settings(rollouts_kept=1), prompts, 0.5)
 
 
 def test_times_count_from_the_beginning_of_the_run(writer, tmp_path):
-    writer().add_times(3, (1.0, 2.0), [(0, 1.0, 2.0, None), (0, 2.0, 3.0, 7)])
+    writer.add_times(3, (1.0, 2.0), [(0, 1.0, 2.0, None), (0, 2.0, 3.0, 7)])
     (line,) = lines_of(tmp_path, "times")
     assert (line["step"], line["waited"]) == (3, [0.5, 1.5])
     assert line["generators"] == [[0, 0.5, 1.5, None], [0, 1.5, 2.5, 7]]
 
 
 def test_of_a_validation_six_problems_are_kept_from_the_shortest_to_the_longest(writer, tmp_path):
-    lengths = [*range(40, 20, -1), *range(20)]
-    writer().add_validation(0, [*map(of_problem, lengths)])
-    kept_lengths = [line["length"] for line in lines_of(tmp_path, "validation")]
-    assert kept_lengths == [0, 7, 15, 24, 32, 40]
+    groups, (any_group, *_) = [], batch_of_groups()
+    for number, length in enumerate([*range(40, 20, -1), *range(20)]):
+        problem = Problem("?" * length, "", "")
+        groups.append(dataclasses.replace(any_group, number=number, problem=problem))
+    writer.add_validation(0, groups)
+    kept_numbers = [line["group"] for line in lines_of(tmp_path, "validation")]
+    assert kept_numbers == [20, 27, 35, 16, 8, 0]
 
 
-def test_a_file_that_is_full_gets_no_more_and_says_so(writer, tmp_path, monkeypatch, capsys):
+def test_a_file_that_is_full_gets_no_more_and_says_so(models, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(screen, "_warned", set())
-    monkeypatch.setattr(kept, "MOST_BYTES", 1000)
-    for step in range(40):  # as if each were after a resumption
-        writer().add_validation(step, [of_problem(1)])
-    steps = [line["step"] for line in lines_of(tmp_path, "validation")]
-    assert steps == [*range(len(steps))] and 4 < len(steps) < 20
-    assert capsys.readouterr().err.count(f"full: from step {len(steps)} on it gets nothing") == 1
+    monkeypatch.setattr(kept, "MOST_BYTES", 1)
+    batches = [batch_of_groups()] * 3
+    train_on(settings(steps=3, rollouts_kept=1), models["llama"], batches, tmp_path)
+    (line,) = json_lines(tmp_path / "rollouts.jsonl")
+    assert (line["kind"], line["step"]) == ("times", FIRST + 1)
+    assert capsys.readouterr().err.count(f"full: from step {FIRST + 1} on it gets nothing") == 1
