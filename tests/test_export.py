@@ -10,11 +10,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from sampling import load
 from torch.nn.utils import parameters_to_vector
 
 import loss
-from core.model import render
+from core.model import load_model, load_tokenizer, render
 from core.settings import ROOT, Settings, read_sources
 from data.tasks import arithmetic
 from machinery.folder import write_config
@@ -67,7 +66,7 @@ def gradient_of(model: torch.nn.Module) -> torch.Tensor:
 
 def our_gradient(recipe: loss.Recipe, batch: dict) -> torch.Tensor:
     """The gradient of our loss on what TRL has sampled, one completion at a time."""
-    model, tokenizer = load(MODEL)
+    model, tokenizer = load_model(MODEL), load_tokenizer(MODEL)
     (source,) = read_sources(SETTINGS)
     problems = [source.train[number] for number in batch["number"]]
     verdicts = []
