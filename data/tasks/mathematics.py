@@ -246,18 +246,13 @@ def meanings(wanted: str, given: str) -> list[tuple[Tree, str]]:
 
 
 def may_use(wanted, given) -> bool:
-    """Whether the wanted answer has all operations and letters of the given one. If it has letters,
-    all arithmetic is allowed. If it has another operation, such as a root, products and quotients
-    are allowed."""
-    allowed = operations(wanted)
+    """Whether the wanted answer has all operations of the given one. If it has letters, all
+    arithmetic is allowed. If it has another operation, such as a root, products and quotients are
+    allowed."""
+    allowed = operations(wanted) | set("-*/")
     if "letter" in allowed:
         allowed |= ARITHMETIC
-    elif allowed:
-        allowed |= set("-*/")
-    known = letters(wanted)
-    if wanted.kind == "named":
-        known |= letters(wanted.value)
-    return operations(given) <= allowed and letters(given) <= known
+    return operations(given) <= allowed
 
 
 # --- meanings -------------------------------------------------------------------------------------
@@ -344,7 +339,7 @@ def same(wanted, given) -> bool:
     if kinds & {"()", "[]", "(]", "[)", r"\matrix\endmatrix", r"\\", "&"}:
         is_alike = len(kinds) == 1 and len(wanted.parts) == len(given.parts)
         return is_alike and all(map(same, wanted.parts, given.parts))
-    if kinds == {"number"} and wanted.decimals >= 2:  # it may be answered with more places
+    if wanted.decimals >= 2:  # it may be answered with more places
         return rounds(given, wanted)
     return all(close(*pair) for pair in values_at_points(wanted, given))
 
@@ -364,13 +359,9 @@ def rounds(exact, decimal) -> bool:
 
 
 def same_equation(wanted, given) -> bool:
-    """Whether one equation is a multiple of the other. Both must have the same letters, and two or
-    more if the wanted one is solved for one."""
-    differences = difference(wanted), difference(given)
-    of_wanted, of_given = map(letters, differences)
-    if of_wanted != of_given or len(of_wanted) < 2 and wanted.kind == "named":
-        return False
-    first, *others = values_at_points(*differences)
+    """Whether one equation is a multiple of the other. A letter that only one of them has changes
+    one of their values."""
+    first, *others = values_at_points(difference(wanted), difference(given))
     return all(first) and all(close(a * first[1], b * first[0]) for a, b in others)
 
 
