@@ -1,7 +1,6 @@
 """Settings: flags, recipes, defaults, what is refused and how, and how devices are split."""
 
 import dataclasses
-import importlib.util
 import os
 import re
 import subprocess
@@ -236,9 +235,7 @@ def taken(tmp_path, monkeypatch):
     (tmp_path / "words.jsonl").write_text(words)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Feed, "start", lambda *_: pytest.fail("processes were started"))
-    usual = importlib.util.find_spec
-    no_wandb = lambda name, *others: usual(name, *others) if name != "wandb" else None
-    monkeypatch.setattr("importlib.util.find_spec", no_wandb)
+    monkeypatch.setitem(sys.modules, "wandb", None)  # as if it were not installed
     return taken
 
 

@@ -109,8 +109,7 @@ def answer_for_cuda(gpus: int) -> None:
     nothing += " set_per_process_memory_fraction"
     # Each a function of its own, as torch.compile's tables want it.
     answers |= {name: lambda *_: 0 for name in nothing.split()}
-    for name, value in answers.items():
-        setattr(torch.cuda, name, value)
+    vars(torch.cuda).update(answers)
 
 
 # --- tensors --------------------------------------------------------------------------------------
