@@ -23,13 +23,13 @@ def pytest_addoption(parser):
     parser.addoption("--all", action="store_true", help=about)
 
 
-def pytest_collection_modifyitems(config, items):
-    """Leave the slow tests out if not --all. The longest file comes first: at the end one process
-    would wait for it."""
+def pytest_configure(config):
     if not config.getoption("--all"):
-        slow = [item for item in items if item.get_closest_marker("slow")]
-        config.hook.pytest_deselected(items=slow)
-        items[:] = [item for item in items if item not in set(slow)]
+        config.option.markexpr = "not slow"
+
+
+def pytest_collection_modifyitems(items):
+    """The longest file comes first: at the end one process would wait for it."""
     items.sort(key=lambda item: item.path.name != "test_vllm.py")
 
 

@@ -123,12 +123,6 @@ class RealRun:
                 maps = Path(f"/proc/{process}/maps").read_text()
                 self.shared_memory |= {*map(int, re.findall(r"(\d+) +/dev/shm/", maps))}
 
-    def left_over(self) -> set[int]:
-        """Its processes that are alive, and its shared memory that is not removed. (Python's
-        resource tracker removes what dead processes have left, a moment after their end.)"""
-        inodes = {file.inode() for file in os.scandir("/dev/shm")}
-        return {*self.processes()} | (inodes & self.shared_memory)
-
     def until(self, condition, seconds: float = 120) -> None:
         """Wait until condition() holds. AssertionError with the output if it never does or the run
         ends first."""
@@ -150,8 +144,10 @@ class RealRun:
             assert time.monotonic() < deadline, f"it goes on:\n{self.text()[-3000:]}"
             self.look_at_shared_memory()
             time.sleep(0.2)
+        # Python's resource tracker removes what dead processes have left, a moment after their end.
         deadline = time.monotonic() + 20
-        while left := self.left_over():
+        in_memory = lambda: {file.inode() for file in os.scandir("/dev/shm")}
+        while left := {*self.processes()} | (self.shared_memory & in_memory()):
             assert time.monotonic() < deadline, f"left over: {left}"
             time.sleep(0.05)
         return self.process.exitcode
