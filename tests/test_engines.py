@@ -270,7 +270,7 @@ def test_the_answer_after_an_interruption_has_noise_of_its_own(make, monkeypatch
     monkeypatch.setattr(engine.engine, "add_request", given)
     rollouts = sample_all(engine, requests(5, thinking=1))
     pieces = len(rollouts) + sum(rollout.interrupted for rollout in rollouts)
-    seeds = {sampling.seed for _, _, sampling in (each.args for each in given.mock_calls)}
+    seeds = {each.args[2].seed for each in given.mock_calls}
     assert len(seeds) == given.call_count == pieces > len(rollouts)
 
 

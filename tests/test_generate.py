@@ -328,8 +328,11 @@ def test_code_that_lies_in_a_models_folder_is_never_run(models, tmp_path, monkey
     """And nobody is asked whether it may be."""
     folder = shutil.copytree(models["llama"], tmp_path / "hostile")
     (folder / "hostile.py").write_text(f"open({str(tmp_path / 'it ran')!r}, 'w')\n")
-    names = {"AutoConfig": "hostile.C", "AutoModelForCausalLM": "hostile.M"}
-    classes = names | {"AutoTokenizer": ["hostile.T", None]}
+    classes = {
+        "AutoConfig": "hostile.C",
+        "AutoModelForCausalLM": "hostile.M",
+        "AutoTokenizer": ["hostile.T", None],
+    }
     rewrite(folder / "config.json", model_type="hostile", auto_map=classes)
     rewrite(folder / "tokenizer_config.json", tokenizer_class="Hostile", auto_map=classes)
     monkeypatch.setattr("builtins.input", lambda *_: "y")
