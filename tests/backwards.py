@@ -55,11 +55,9 @@ def make_tokenizer():
     words.pre_tokenizer = pre_tokenizers.Split(Regex(PIECE), "isolated")
     words.decoder = decoders.Fuse()
     words.add_tokens([AddedToken(text, normalized=False) for text in MARKERS])
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=words, unk_token="<unk>", eos_token="<|end|>"
+    return PreTrainedTokenizerFast(
+        tokenizer_object=words, unk_token="<unk>", eos_token="<|end|>", chat_template=TEMPLATE
     )
-    tokenizer.chat_template = TEMPLATE
-    return tokenizer
 
 
 def make_model(folder: Path) -> str:
