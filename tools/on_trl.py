@@ -72,13 +72,14 @@ def make_trainer(
     default the flags are those of the command."""
     settings = read_settings(Path(run))
     sources = read_sources(settings)
-    trained = [problem for source in sources for problem in source.train]
-    problems = trained + [problem for source in sources for problem in source.validation]
+    problems = [problem for source in sources for problem in source.train]
+    trained = len(problems)
+    problems += [problem for source in sources for problem in source.validation]
     system = [{"role": "system", "content": settings.system}] if settings.system else []
     rows = []
     for number, problem in enumerate(problems):
         prompt = [*system, {"role": "user", "content": problem.prompt}]
-        rows.append({"prompt": prompt, "number": number, "held_out": number >= len(trained)})
+        rows.append({"prompt": prompt, "number": number, "held_out": number >= trained})
     parser = TrlParser(GRPOConfig)
     parser.set_defaults(**options)
     (args,) = parser.parse_args_and_config(flags)
@@ -86,6 +87,6 @@ def make_trainer(
         model,
         reward_function(settings, model, problems),
         args,
-        Dataset.from_list(rows[: len(trained)]),
-        Dataset.from_list(rows[len(trained) :]),
+        Dataset.from_list(rows[:trained]),
+        Dataset.from_list(rows[trained:]),
     )
