@@ -282,8 +282,9 @@ def compare(variants: tuple[str, str], groups: Groups) -> Comparison:
         lead = f"at least {low:.3f}" if no_ceiling and ceilings else with_interval(value, low, high)
         seen = "its A" if ceilings else "its curve"
         numbers = f"{seen} lies {lead} above that of {other}"
-    known = None if no_ceiling else ceilings
-    return Comparison(variants, kind, winner, verdict, numbers, known, efficiency)
+    if no_ceiling:
+        ceilings = None
+    return Comparison(variants, kind, winner, verdict, numbers, ceilings, efficiency)
 
 
 def decide(groups: Groups, ceilings: Estimate) -> tuple[str, int, dict | None]:

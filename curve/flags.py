@@ -63,10 +63,9 @@ def fill(kind: type, values: dict):
     defaults."""
     filled = {}
     for field in dataclasses.fields(kind):
+        value = values.get(field.name, field.default)
         if dataclasses.is_dataclass(field.type):
             value = fill(field.type, values)
-        else:
-            value = values.get(field.name, field.default)
         if value is dataclasses.MISSING:
             raise ValueError(f"{field.name.upper()} is missing; --help lists all")
         filled[field.name] = tuple(value) if isinstance(value, list) else value

@@ -37,14 +37,17 @@ def curve_and_gradient(x: Array, theta: Array) -> tuple[Array, Array]:
     return R0 + (A - R0) * reached, gradient
 
 
-def limits(x: Array) -> tuple[Array, Array]:
-    """Lowest and highest theta searched: C_mid from 1/20 of the first to 1000 times the last
-    compute."""
+def limits(x: Array) -> Array:
+    """Lowest and highest theta searched, (2, 4): C_mid from 1/20 of the first to 1000 times the
+    last compute."""
     first, last = x[x > 0][[0, -1]]
-    low_B, high_B = np.log(B_RANGE)
-    low = np.array([-np.inf, low_B, np.log(first / 20), 0.0])
-    high = np.array([np.inf, high_B, np.log(last * 1000), 1.0])
-    return low, high
+    ranges = [
+        (-np.inf, np.inf),
+        np.log(B_RANGE),
+        (np.log(first / 20), np.log(last * 1000)),
+        (0.0, 1.0),
+    ]
+    return np.transpose(ranges)
 
 
 def descend(
@@ -54,7 +57,7 @@ def descend(
     takes ten times as long. Returns the curves of least squares (k, 4), their squared errors (k,),
     and J'J (k, f, f), half of the curvature of the squared error in the free parameters. With
     steps=0 no curve moves."""
-    low, high = limits(x)
+    low, high = limits(x)[:, free]
     theta = theta.copy()
 
     def evaluate(theta):
@@ -73,7 +76,7 @@ def descend(
         damped = JJ * (1 + damping[:, None, None] * identity) + 1e-14 * identity
         step = np.linalg.solve(damped, gradient)[:, :, 0]
         trial = theta.copy()
-        trial[:, free] = np.clip(trial[:, free] - step, low[free], high[free])
+        trial[:, free] = np.clip(trial[:, free] - step, low, high)
         settled = (np.abs(trial - theta).max(1) < 1e-6) | (damping > 1e6)
 
         # Only the curves that come to fit better move.
@@ -248,7 +251,7 @@ def profile_over_A(
     # the parameters, is 1 for itself.
     gradient = np.tile(np.eye(len(free)), (len(curves), 1, 1))
     interval = profile.interval(curves[:, free], gradient)
-    others = np.clip(interval, *np.array(limits(x))[:, free])
+    others = np.clip(interval, *limits(x)[:, free])
     others[:, :2] = np.exp(others[:, :2])  # of log B and log C_mid
     intervals = {"A": (min(*ends, estimate[0]), max(*ends, estimate[0]))}
     return intervals | dict(zip(("B", "C_mid", "R0"), map(tuple, others.T))), profile

@@ -298,9 +298,7 @@ def test_curves_under_each_other_are_never_joined():
         message = f"by {column}: {names[0]}, {names[1]}; choose one with --where {column}=X"
         assert message in refusal(rows)
     # No step comes twice, and yet there are two curves.
-    alternating = [
-        row for step, rate in CURVE for row in (("a", step, rate), ("b", step + 5, rate))
-    ]
+    alternating = [("ab"[i % 2], *at) for i, at in enumerate(CURVE)]
     assert "several curves" in refusal([("dataset", "step", "acc"), *alternating])
 
 
