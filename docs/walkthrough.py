@@ -79,7 +79,7 @@ def step(recipe: Recipe, batch: Batch, policy) -> Step:
         SETTINGS.thinking_budget[1],
         SETTINGS.answer_budget,
     )
-    m = micro_batch(batch.rollouts, list(range(len(batch.rollouts))), CPU)
+    m = micro_batch(batch.rollouts, range(len(batch.rollouts)), CPU, share_prompts=False)
     logprobs_BT, _ = policy(m, recipe.fp32_logits)
     advantages_B = worth.advantages_PG.flatten()
     given = (recipe, logprobs_BT, m.generator_logprobs_BT, m.sampled_BT, advantages_B)
@@ -99,7 +99,9 @@ def step(recipe: Recipe, batch: Batch, policy) -> Step:
     )
 
 
-def sample(engine, tokenizer, problems: list[Problem], number: int, between=None) -> list[Group]:
+def sample(
+    engine, tokenizer, problems: list[Problem], number: int, between=lambda: None
+) -> list[Group]:
     """Judged groups; after UPDATED_AFTER tokens `between` is called."""
     groups = []
     for i, problem in enumerate(problems):
@@ -116,7 +118,7 @@ def sample(engine, tokenizer, problems: list[Problem], number: int, between=None
             group.rollouts[request.index] = rollout
             group.verdicts[request.index] = Verdict(float(arithmetic.score(group.problem, text)))
         steps += 1
-        if between is not None and steps == UPDATED_AFTER:
+        if steps == UPDATED_AFTER:
             between()
     return groups
 
