@@ -5,11 +5,12 @@ Most of ours are in loss.py. `RECIPE=FILE` names another file than recipe.py bes
 the repository.
 """
 
-import importlib.util
 import os
 import random
+import runpy
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,12 +26,8 @@ BESIDE = Path(__file__).parents[4] / "recipe.py"
 
 @pytest.fixture(scope="session")
 def recipe():
-    """Your file, as a module."""
-    path = Path(os.environ.get("RECIPE", BESIDE)).resolve()
-    specification = importlib.util.spec_from_file_location("recipe", path)
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
+    """Your functions, by name."""
+    return SimpleNamespace(**runpy.run_path(os.environ.get("RECIPE", BESIDE)))
 
 
 class Ours:
