@@ -416,7 +416,9 @@ def test_it_runs_with_numpy_scipy_and_matplotlib_alone(tmp_path):
         assert (done.returncode, done.stderr) == (0, "")
         return done.stdout
 
-    loaded = run("-c", "import sys, fit_curve; print(*sys.modules)").split()
+    modules = "import sys, fit_curve; print(sys.modules['torch'], *sys.modules)"
+    hidden, *loaded = run("-c", modules).split()
+    assert hidden == "None"
     assert not {"matplotlib", "scipy.stats", "scipy.optimize"} & set(loaded)
     help = run("fit_curve.py", "--help")
     commands = re.findall(r"(?m)^    python ([^#\n]+)", help)[:3]  # the last file is not there
