@@ -128,9 +128,9 @@ class RealRun:
         ends first."""
         deadline = time.monotonic() + seconds
         while not condition():
-            ended = f"ended with {self.process.exitcode}"
-            assert self.process.is_alive(), f"{ended}:\n{self.text()[-3000:]}"
-            assert time.monotonic() < deadline, f"not within {seconds} s:\n{self.text()[-3000:]}"
+            said = self.text()[-3000:]
+            assert self.process.is_alive(), f"ended with {self.process.exitcode}:\n{said}"
+            assert time.monotonic() < deadline, f"not within {seconds} s:\n{said}"
             time.sleep(0.05)
 
     def until_step(self, step: int) -> None:
