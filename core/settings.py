@@ -186,7 +186,7 @@ class Settings(Sampling):
         small=4096,
     )
     share_prompts: bool = option(
-        True, "the trainer computes a prompt once in a micro-batch, if that is less work"
+        True, "the trainer computes a prompt once in a micro-batch that holds some sequences"
     )
     gradient_checkpointing: bool | None = option(
         False,

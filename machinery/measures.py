@@ -164,8 +164,8 @@ class Compute:
     def add(self, batch: Batch, sums: dict) -> None:
         """Count a batch. All of it was generated, each prompt once for its group. The sums have
         `fed`, the tokens that the trainer's trunk was fed, and their `pairs`; filtered groups have
-        none. A token or a pair takes 2 FLOPs for each number that it is multiplied with, and the
-        backward takes 4 more."""
+        none. In a forward a token or a pair takes 2 FLOPs for each number that it is multiplied
+        with. A backward takes twice as many, so the trainer's tokens count three times."""
         parts = [(len(group.requests[0].prompt_ids), 0) for group in batch.groups]
         for rollout in batch.rollouts:
             parts.append((len(rollout.tokens), len(rollout.request.prompt_ids)))
