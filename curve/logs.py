@@ -333,8 +333,10 @@ def pass_rates(rows: list[dict], reading: Reading, kind: str) -> list[str]:
         ]
     if likely and (reading.y or best and len(likely) == 1):
         return likely
-    why = "these fit equally" if best else "no column in [0, 1] is named like a pass rate"
-    raise ValueError(f"{why}: name one with --y (or all): {', '.join(likely or columns)}")
+    why = "these fit equally: name one"
+    if not best:
+        why = "no column in [0, 1] is named like a pass rate: if one of these is it, name one"
+    raise ValueError(f"{why} with --y (or all): {', '.join(likely or columns)}")
 
 
 def best_compute(columns: dict[str, list[float]]) -> str:
@@ -364,8 +366,14 @@ def curve_of(rows: list[dict], name: str, y: str, reading: Reading, kind: str) -
     x = reading.x or best_compute(columns)
     require(x, columns, "--x")
     rows = [row for row in rows if x in row]
-    compute = np.array([row[x] for row in rows], float)
-    rates = np.array([row[y] for row in rows], float) / (100 if reading.percent else 1)
+    try:
+        compute, rates = (np.array([row[column] for row in rows], float) for column in (x, y))
+    except ValueError as error:
+        raise ValueError(f"{x} and {y} must be plain numbers, like .5: {error}") from None
+    if reading.percent:
+        rates /= 100
+        if rates.max() <= 0.01:
+            raise ValueError(f"--percent: no value of {y} is above 1, so it is no percentage")
     # How many answers a pass rate is the mean of. pass_rate/SOURCE has its own number, and
     # pass_at_n is a mean over problems. -1 often stands for all.
     answers = [n for n in columns["num_examples" + y.partition("pass_rate")[2]] if n > 0]
