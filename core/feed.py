@@ -27,7 +27,7 @@ from core.model import completion_texts, render
 from core.rollouts import Group, Rollout, SharedParameters
 from core.screen import say, warn
 from core.settings import Settings
-from data.load import Source, fingerprint, next_source
+from data.load import Source, fingerprint
 from data.verify import Verdict, VerifierPool, no_verdict_at_all
 
 # The second number of each seed, so that no two draws have the same noise.
@@ -253,13 +253,13 @@ class Feed:
         prompt is left."""
         if self.to_repeat:
             return self.to_repeat.pop(0)
-        weights = [
-            source.weight if order.left else 0.0
-            for order, source in zip(self.orders, self.prompts.sources)
-        ]
-        if not any(weights):
+        candidates = [i for i, order in enumerate(self.orders) if order.left]
+        if not candidates:
             return None
-        source = next_source(weights, self.handed_out)
+        # In the long run the prompts of the sources are in proportion to their weights. Before each
+        # light source has given one, the heavy ones give more than their share.
+        sources = self.prompts.sources
+        source = min(candidates, key=lambda i: (self.handed_out[i] + 1) / sources[i].weight)
         number = sum(self.handed_out)
         self.handed_out[source] += 1
         return number, source, self.orders[source].next()

@@ -19,11 +19,14 @@ import inspect
 import pkgutil
 import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from data import Problem, checksum, is_held_out, one_line, records, sandbox, tasks
+import numpy
+
+from data import Problem, checksum, is_held_out, one_line, sandbox, tasks
+from data.records import FORMATS, download, read_records
 from data.tasks import mathematics, programming
 
 KNOWN = {  # short names of data sets of the hub, and the arguments that they stand for
@@ -39,6 +42,14 @@ KNOWN = {  # short names of data sets of the hub, and the arguments that they st
 }
 # docs/data.md has their meaning
 OPTIONS = "problem answer tests solution subset validation".split()
+LIKELY_COLUMNS = {  # guessed in this order
+    "problem": "problem question prompt query".split(),
+    "tests": "tests test_cases".split(),
+    "answer": "answer final_answer ground_truth target solution".split(),
+    "solution": ["solution"],
+}
+# What stands in a cell without a value, as text and in lower case.
+EMPTY = "|[]|nan|none|null|n/a|#n/a|<na>|?".split("|")
 # Words in the path of a file, and the part of the data that they say. The last one decides.
 PARTS = {"train": "train", "test": "test"}
 PARTS |= dict.fromkeys("validation valid val dev".split(), "validation")
@@ -55,9 +66,12 @@ class Spec:
     name: str  # task, TASK:FAMILY, known data set, file, folder or OWNER/NAME on the hub
     weight: float  # share of the prompts of each batch, relative to the others
     options: dict[str, str]
+    place: str  # the file, folder or OWNER/NAME
+    task: str  # the one that makes its own problems; "" for records
     # said after each problem of a file, instead of what its task says
-    instruction: str | None = None
-    task: str = ""  # the one that makes its own problems; "" for records
+    instruction: str | None
+    # "answer", or "solution" if `Problem.answer` shall hold the worked solution
+    wanted: str
 
 
 @dataclass
@@ -77,38 +91,40 @@ class Source:
 def fingerprint(source: Source) -> str:
     """A checksum of the problems in their order. A checkpoint holds indices of them, which mean
     nothing for others."""
-    problems = (*source.train, *source.validation)
-    texts = [repr((problem.prompt, problem.answer)) for problem in problems]
-    return hashlib.sha256("".join([str(len(source.train)), *texts]).encode()).hexdigest()
+    digest = hashlib.sha256(str(len(source.train)).encode())
+    for problem in source.train + source.validation:
+        digest.update(repr((problem.prompt, problem.answer)).encode())
+    return digest.hexdigest()
 
 
-def parse_spec(text: str, instruction: str | None = None) -> Spec:
+def parse_spec(text: str, instruction: str | None = None, wanted: str = "answer") -> Spec:
     """Reads NAME[:WEIGHT][,OPTION=VALUE]... Raises ValueError, naming the options, for any other
     text."""
     name, _, pairs = text.partition(",")
     name, weight = re.fullmatch(r"(?s)(.*?)(?::(\d*\.?\d+))?", name).groups("1")
     if not name or not float(weight) > 0:
         raise ValueError(f"--data {text}: wanted is NAME or NAME:WEIGHT, with a weight above 0")
-    task = name.partition(":")[0]
-    spec = Spec(name, float(weight), {}, instruction, task if task in task_names() else "")
-    known = KNOWN.get(name, "").partition(",")[2]
+    place, _, known = KNOWN.get(name, name).partition(",")
+    task, options = name.partition(":")[0], {}
+    if task not in task_names():
+        task = ""
     for pair in filter(None, f"{known},{pairs}".split(",")):
         key, _, value = pair.partition("=")
-        if not value or key not in OPTIONS and not spec.task:
+        if not value or key not in OPTIONS and not task:
             raise ValueError(
                 f"--data {text}: {pair!r} is no option; wanted is OPTION=VALUE, and the options are"
                 f" {', '.join(OPTIONS)}: docs/data.md explains them"
             )
-        spec.options[key] = value
-    return spec
+        options[key] = value
+    return Spec(name, float(weight), options, place, task, instruction, wanted)
 
 
 def task_names() -> list[str]:
-    return sorted({module.name for module in pkgutil.iter_modules(tasks.__path__)})
+    return [module.name for module in pkgutil.iter_modules(tasks.__path__)]
 
 
 def load_data(
-    arguments: Sequence[str], train_problems: int | None, validation_problems: int | None,
+    arguments: Iterable[str], train_problems: int | None, validation_problems: int | None,
     instruction: str | None = None, wanted: str = "answer",
 ) -> list[Source]:  # fmt: skip
     """The problems of all arguments of --data.
@@ -120,13 +136,13 @@ def load_data(
     record, for anything that cannot be used.
     """
     sources, held_out, names = [], set(), Counter()
-    for spec in [parse_spec(argument, instruction) for argument in arguments]:
+    for spec in [parse_spec(argument, instruction, wanted) for argument in arguments]:
         if spec.task:
-            train = made_problems(spec, "train", train_problems or MADE_PROBLEMS, wanted)
+            train = made_problems(spec, "train", train_problems or MADE_PROBLEMS)
             validation = made_problems(spec, "validation", validation_problems or MADE_HELD_OUT)
             source = Source(spec.name, spec.weight, train, validation)
         else:
-            source = read_source(spec, wanted)
+            source = read_source(spec)
         sources.append(source)
         held_out |= source.apart | {problem.key for problem in source.validation}
         names[source.name] += 1
@@ -150,14 +166,15 @@ def cut(source: Source, part: str, number: int | None) -> None:
             " or name a file of held-out ones by ,validation=FILE"
         )
     if number and number > len(problems):
-        there = f"{number} problems for {part} were asked for, and there are {len(problems)}"
-        source.notes.append(there)
+        source.notes.append(
+            f"{number} problems for {part} were asked for, and there are {len(problems)}"
+        )
     setattr(source, part, problems[:number])
 
 
 def load_evaluation(argument: str, number: int, instruction: str | None = None) -> Source:
-    """At most `number` problems to evaluate on, none of which any run trains on. The source has no
-    training problems."""
+    """At most `number` problems to evaluate on, none of which any run trains on: the source's
+    `validation`."""
     spec = parse_spec(argument, instruction)
     source = Source(spec.name, spec.weight, [], [])
     if spec.task:
@@ -165,7 +182,7 @@ def load_evaluation(argument: str, number: int, instruction: str | None = None) 
     elif files := held_out_files(spec):
         source.validation, source.notes = read_problems(spec, files)
     else:
-        source = replace(read_source(spec), train=[])
+        source = read_source(spec)
     cut(source, "validation", number)
     return source
 
@@ -179,19 +196,11 @@ def task_of(argument: str) -> str:
     columns = spec.options
     if spec.name not in KNOWN:
         files = held_out_files(spec) or find_parts(spec)["train"]
-        columns = records.choose_columns(*next(records.read_records(files[0])), columns)
+        columns = choose_columns(spec, *next(read_records(files[0])))
     return programming.__name__ if "tests" in columns else mathematics.__name__
 
 
-def next_source(weights: Sequence[float], handed_out: Sequence[int]) -> int:
-    """The source of the next prompt. handed_out: the prompts that each source has given so far. In
-    the long run they are in proportion to the weights. Before each light source has given one, the
-    heavy ones give more than their share."""
-    candidates = [i for i, weight in enumerate(weights) if weight > 0]
-    return min(candidates, key=lambda i: (handed_out[i] + 1) / weights[i])
-
-
-def made_problems(spec: Spec, split: str, number: int, wanted: str = "answer") -> list[Problem]:
+def made_problems(spec: Spec, split: str, number: int) -> list[Problem]:
     """Problems that a task makes for this split, each once. The task gets the options, and what
     follows the colon of the name as `family`. Raises ValueError if it takes no such options, or if
     solutions are wanted, and its answers are none that a model could imitate."""
@@ -217,17 +226,18 @@ def made_problems(spec: Spec, split: str, number: int, wanted: str = "answer") -
         if held_out(problem.key) == (split == "validation")
     }
     made = [*distinct.values()][:number]
-    if wanted == "solution" and not all(task.score(each, each.answer) == 1 for each in made[:1]):
-        raise ValueError(
-            f"{spec.name}: its answers are no whole completions: give a file of solutions"
-        )
+    if spec.wanted == "solution" and split == "train" and made:
+        if task.score(made[0], made[0].answer) != 1:
+            raise ValueError(
+                f"{spec.name}: its answers are no whole completions: give a file of solutions"
+            )
     return made
 
 
 # --- files ----------------------------------------------------------------------------------------
 
 
-def read_source(spec: Spec, wanted: str = "answer") -> Source:
+def read_source(spec: Spec) -> Source:
     """Problems of files to train on, and those that are held out. Raises ValueError if none are."""
     parts = find_parts(spec)
     if not parts["train"]:
@@ -235,16 +245,16 @@ def read_source(spec: Spec, wanted: str = "answer") -> Source:
             f"--data {spec.name}: this is for evaluation (generate.py --evaluate), not to be"
             " trained on; a file that is named itself may be trained on"
         )
-    problems, notes = read_problems(spec, parts["train"], wanted)
+    problems, notes = read_problems(spec, parts["train"])
     source = Source(Path(spec.name).name, spec.weight, [], [], notes)
     for problem in problems:
         part = source.validation if is_held_out(problem.key) else source.train
         part.append(problem)
     if "validation" in spec.options:
-        source.validation, _ = read_problems(spec, held_out_files(spec), wanted)
-    columns = [spec.options.get("problem"), *records.LIKELY_COLUMNS["problem"]]
+        source.validation, _ = read_problems(spec, held_out_files(spec))
+    columns = [spec.options.get("problem"), *LIKELY_COLUMNS["problem"]]
     for path in parts["test"] + parts["validation"]:
-        for _, record in records.read_records(path):
+        for _, record in read_records(path):
             source.apart |= {one_line(str(record[key])) for key in columns if key in record}
     return source
 
@@ -263,40 +273,37 @@ def find_parts(spec: Spec) -> dict[str, list[Path]]:
     """The files of a source by part: train, test, validation. They are a file, or all below a
     folder or in a data set of the hub. If no path says a part, all are for train. Raises ValueError
     if there are none."""
-    place = KNOWN.get(spec.name, spec.name).partition(",")[0]
-    root = Path(place).expanduser()
-    parts = defaultdict(list)
+    root = Path(spec.place).expanduser()
     if root.is_file():
-        parts["train"] = [root]
-        return parts
+        return defaultdict(list, train=[root])
     subsets = spec.options.get("subset", "").split("+")
     if not root.is_dir():
-        if not re.fullmatch(r"[\w.-]+/[\w.-]+", place) or place.endswith(records.FORMATS):
+        if not re.fullmatch(r"[\w.-]+/[\w.-]+", spec.place) or spec.place.endswith(FORMATS):
             raise ValueError(
-                f"--data {place}: there is no such file or folder, and no data set (OWNER/NAME) or "
-                f"task of that name; known are {', '.join([*KNOWN, *task_names()])}"
+                f"--data {spec.place}: there is no such file or folder, and no data set"
+                " (OWNER/NAME) or task of that name; known are"
+                f" {', '.join([*KNOWN, *task_names()])}"
             )
-        root = records.download(place, subsets)
+        root = download(spec.place, subsets)
+    parts = defaultdict(list)
     found = {path for subset in subsets for path in (root / subset).rglob("*")}
     for path in sorted(found):
         part = ""
         for word in re.findall("[a-z0-9]+", str(path.relative_to(root)).lower()):
             part = PARTS.get(word, part)
-        if path.suffix in records.FORMATS:
+        if path.suffix in FORMATS:
             parts[part].append(path)
     if not parts:
         raise ValueError(
-            f"{place} has no file of records below {'/, '.join(subsets)}/:"
-            f" {', '.join(records.FORMATS)} are looked for"
+            f"{spec.place} has no file of records below {'/, '.join(subsets)}/:"
+            f" {', '.join(FORMATS)} are looked for"
         )
     if {*parts} == {""}:
         parts["train"] = parts[""]
     return parts
 
 
-def read_problems(
-    spec: Spec, files: list[Path], wanted: str = "answer"
-) -> tuple[list[Problem], list[str]]:
+def read_problems(spec: Spec, files: list[Path]) -> tuple[list[Problem], list[str]]:
     """The problems of these files, each once, and notes to be printed. The order is that of the
     checksums of their texts: so the first ones are a random draw, whatever the order of the file
     and its other problems are."""
@@ -304,15 +311,15 @@ def read_problems(
     is_known = spec.name in KNOWN
     for path in files:
         columns = None
-        for place, record in records.read_records(path):
-            columns = columns or records.choose_columns(place, record, spec.options, wanted)
+        for place, record in read_records(path):
+            columns = columns or choose_columns(spec, place, record)
             try:
-                problem = records.make_problem(record, columns, spec.instruction)
+                problem = make_problem(record, columns, spec.instruction)
             except ValueError as error:
+                unusable.append(f"{place}: {error}")
                 if not is_known:
-                    raise ValueError(f"{place}: {error}") from None
-                unusable.append(f"{place}: {error}")  # nobody here can mend it
-                continue
+                    raise ValueError(unusable[0]) from None
+                continue  # nobody here can mend it
             first = found.setdefault(problem.key, problem)
             if first is not problem:
                 repeated.append(place)
@@ -332,6 +339,71 @@ def read_problems(
         notes.append(f"! {len(other)} of these have another answer, the first: {other[0]}")
     if "tests" in columns:
         sandbox.require_sandbox()
-        warning = "WARNING, programs of the model run with less than full confinement: "
-        notes += [warning + gap for gap in sandbox.missing()]
-    return sorted(found.values(), key=lambda problem: checksum(problem.key)), notes
+        notes += [
+            f"WARNING, programs of the model run with less than full confinement: {gap}"
+            for gap in sandbox.missing()
+        ]
+    return [found[key] for key in sorted(found, key=checksum)], notes
+
+
+# --- problems -------------------------------------------------------------------------------------
+
+
+def choose_columns(spec: Spec, place: str, record: dict) -> dict[str, str]:
+    """The columns of the problem, and of the tests, the answer or the worked solution. The options
+    name them, or they are guessed. ValueError for a missing column."""
+    columns, options = {}, spec.options
+    for key in ("problem", "tests", spec.wanted):
+        if (key == "tests" and "answer" in options) or (key == "answer" and "tests" in columns):
+            continue  # a problem has tests or an answer
+        likely = [options[key]] if key in options else LIKELY_COLUMNS[key]
+        present = [column for column in likely if column in record]
+        if present:
+            columns[key] = present[0]
+        elif key in options or key != "tests":
+            raise ValueError(
+                f"{place}: no column {' or '.join(likely)} holds the {key}; the columns are"
+                f" {', '.join(record)}: add ,{key}=COLUMN to the argument of --data"
+            )
+    return columns
+
+
+def make_problem(record: dict, columns: dict[str, str], instruction: str | None) -> Problem:
+    """The problem of a record. Raises ValueError if a column is empty, or if its form is not
+    known."""
+    values = {key: record.get(column) for key, column in columns.items()}
+    for key, value in values.items():
+        if str(value).strip().casefold() in EMPTY:
+            raise ValueError(
+                f"column {columns[key]!r} is empty or holds {value!r}, which is no {key}: fill it"
+                " in, or remove the record"
+            )
+        if key in ("problem", "solution") and not isinstance(value, str):
+            raise ValueError(f"column {columns[key]!r} holds no text but {value!r:.60}")
+    text = values["problem"]
+    text.encode()  # ValueError for half of a character, a lone surrogate
+    if "tests" in values:
+        starter_code = record.get("starter_code")
+        problem = programming.problem(text, values["tests"], starter_code, instruction)
+    else:
+        answer = values.get("answer", "none, but a solution")
+        problem = mathematics.problem(text, text_of(answer), instruction)
+    return replace(problem, answer=values.get("solution", problem.answer), text=text)
+
+
+def text_of(answer) -> str:
+    """The text of an answer, which may be a text, a number, or a list of one of these. ValueError
+    for all others. A decimal is the one that was stored, if a program wrote all digits of its 64
+    bits: 0.3 for 0.30000000000000004, and 1.3 for 1.2999999523162842, which had 32 bits before."""
+    match answer:
+        case [alone]:
+            answer = alone
+    if isinstance(answer, float) and answer.is_integer():
+        answer = int(answer)
+    if type(answer) not in (str, int, float):
+        raise ValueError(f"an answer is a text or a number, not {answer!r:.60}")
+    text = str(answer)
+    if len(text) < 17 or not re.fullmatch(r"-?\d+\.\d+", text) or str(float(text)) != text:
+        return text
+    value, narrow = float(text), numpy.float32(text)
+    return str(narrow) if float(narrow) == value else repr(float(f"{value:.15g}"))

@@ -14,16 +14,8 @@ import pytest
 from programs import rows
 
 from data import Problem, is_held_out, sandbox, tasks
-from data import records as files
-from data.load import (
-    KNOWN,
-    Spec,
-    load_data,
-    load_evaluation,
-    next_source,
-    parse_spec,
-    task_of,
-)
+from data.load import KNOWN, load_data, load_evaluation, parse_spec, task_of, text_of
+from data.records import FORMATS
 from data.tasks import arithmetic, mathematics
 
 ROOT = Path(__file__).parent.parent
@@ -76,7 +68,7 @@ def squares(tmp_path, monkeypatch):
 def test_every_format_gives_the_same_problems(tmp_path):
     odd = {"problem": 'A "quoted", two-\nline\u2028 prompt: π?', "answer": "\\frac{1}{2}"}
     long = {"problem": "?" * 200_000, "answer": "1"}
-    for suffix in files.FORMATS:
+    for suffix in FORMATS:
         path = write(tmp_path / f"mine{suffix}", [odd, long, *records(98)])
         made = {problem.text: problem for problem in read(path)}
         assert len(made) == 100 and made[odd["problem"]].answer == "\\frac{1}{2}"
@@ -181,9 +173,9 @@ STORED = """
 
 def test_a_number_is_the_shortest_decimal_that_was_stored():
     for stored, answer, *_ in rows(STORED):
-        assert files.text_of(stored) == answer
-        assert float(files.text_of([float(stored)])) == pytest.approx(float(answer), rel=1e-14)
-    assert files.text_of(3.0) == "3"
+        assert text_of(stored) == answer
+        assert float(text_of([float(stored)])) == pytest.approx(float(answer), rel=1e-14)
+    assert text_of(3.0) == "3"
 
 
 # --- held out -------------------------------------------------------------------------------------
@@ -229,7 +221,7 @@ def test_what_is_held_out_depends_on_the_text_alone(tmp_path):
     assert len(source.validation) == 20 and len(source.train) == 400
     assert {problem.answer for problem in turned.train} != {str(i + 1) for i in range(40)}
     evaluated = load_evaluation(path, 1000)
-    assert evaluated.validation[:20] == source.validation and evaluated.train == []
+    assert evaluated.validation[:20] == source.validation
     number = len(evaluated.validation)
     assert f"1000 problems for validation were asked for, and there are {number}" in evaluated.notes
     # None is in the tenth.
@@ -255,8 +247,9 @@ def test_texts_that_differ_in_spaces_and_line_ends_alone_are_one_problem(tmp_pat
 
 
 def test_arguments_are_read():
-    spec = Spec("C:x.jsonl", 0.5, {"problem": "q", "answer": "a b"})
-    assert parse_spec("C:x.jsonl:.5,problem=q,answer=a b") == spec
+    spec = parse_spec("C:x.jsonl:.5,problem=q,answer=a b")
+    assert (spec.name, spec.weight) == ("C:x.jsonl", 0.5)
+    assert spec.options == {"problem": "q", "answer": "a b"}
 
 
 REFUSED = r"""
@@ -274,13 +267,6 @@ def test_an_argument_that_cannot_be_used_is_refused():
     for argument, words in rows(REFUSED):
         with pytest.raises(ValueError, match=words):
             load(argument)
-
-
-def test_every_batch_has_the_sources_by_their_weights():
-    handed_out = [0, 0, 0]
-    for number in range(1, 600):
-        handed_out[next_source([3, 1, 0], handed_out)] += 1
-        assert abs(handed_out[0] - 0.75 * number) < 1 and handed_out[2] == 0
 
 
 def test_mixed_sources_keep_their_names_apart(tmp_path):
