@@ -13,8 +13,16 @@ import pyarrow.parquet
 import pytest
 from programs import rows
 
-from data import Problem, is_held_out, sandbox, tasks
-from data.load import KNOWN, load_data, load_evaluation, parse_spec, task_of, text_of
+from data import Problem, sandbox, tasks
+from data.load import (
+    KNOWN,
+    load_data,
+    load_evaluation,
+    parse_spec,
+    read_problems,
+    task_of,
+    text_of,
+)
 from data.records import FORMATS
 from data.tasks import arithmetic, mathematics
 
@@ -48,9 +56,10 @@ def both(argument: str) -> list[Problem]:
     return source.train + source.validation
 
 
-def read(path: str, instruction: str | None = None) -> list[Problem]:
-    """All problems of a file."""
-    return load_evaluation(f"{path},validation={path}", 10**6, instruction).validation
+def read(argument: str, instruction: str | None = None) -> tuple[list[Problem], list[str]]:
+    """All problems of a file, and what is said of them."""
+    spec = parse_spec(argument, instruction)
+    return read_problems(spec, [Path(spec.place)])
 
 
 @pytest.fixture
@@ -68,31 +77,29 @@ def squares(tmp_path, monkeypatch):
 def test_every_format_gives_the_same_problems(tmp_path):
     odd = {"problem": 'A "quoted", two-\nline\u2028 prompt: π?', "answer": "\\frac{1}{2}"}
     long = {"problem": "?" * 200_000, "answer": "1"}
+    made = [odd, long, *records(98)]
     for suffix in FORMATS:
-        path = write(tmp_path / f"mine{suffix}", [odd, long, *records(98)])
-        made = {problem.text: problem for problem in read(path)}
-        assert len(made) == 100 and made[odd["problem"]].answer == "\\frac{1}{2}"
-        text = "What is 7 + 1?"
-        prompt = f"{text}\n\n{mathematics.INSTRUCTION}"
-        assert made[text] == Problem(prompt, "8", mathematics.__name__, text=text)
+        problems, _ = read(write(tmp_path / f"mine{suffix}", made))
+        answers = {problem.text: problem.answer for problem in problems}
+        assert answers == {row["problem"]: row["answer"] for row in made}
     cells = '""{0}problem{0}answer\n0{0}"1, plus\n1?"{0}2\n1{0}é?{0}4\n'
     for separator in ";\t":  # of other programs' tables
         (tmp_path / "a.csv").write_text(cells.format(separator), encoding="utf-8-sig")
-        answers = {problem.text: problem.answer for problem in read(str(tmp_path / "a.csv"))}
-        assert answers == {"1, plus\n1?": "2", "é?": "4"}
+        problems, _ = read(str(tmp_path / "a.csv"))
+        assert {(p.text, p.answer) for p in problems} == {("1, plus\n1?", "2"), ("é?", "4")}
 
 
 def test_columns_are_guessed_and_told_or_named(tmp_path):
-    columns = {"query": "other", "gold": "0"}
-    made = [{"question": row["problem"], "target": 1, **columns} for row in records(40)]
-    path = write(tmp_path / "a.jsonl", made)
-    source, named = load(path), load(f"{path},problem=question,answer=gold")
-    assert "problem=question, answer=target" in source.notes[0] and named.notes == []
-    assert {problem.answer for problem in named.train} == {"0"} != {source.train[0].answer}
-    assert [problem.text for problem in named.train] == [problem.text for problem in source.train]
+    row = {"question": "1?", "query": "2?", "target": 3, "gold": "4"}
+    path = write(tmp_path / "a.jsonl", [row])
+    (guessed,), (note,) = read(path)
+    assert "problem=question, answer=target" in note and guessed.answer == "3"
+    (named,), notes = read(f"{path},problem=query,answer=gold")
+    assert (named.text, named.answer, notes) == ("2?", "4", [])
     usual = f"\n\n{mathematics.INSTRUCTION}"
     for instruction, wanted in ((None, usual), ("Be brief.", "\n\nBe brief."), ("", "")):
-        assert {p.prompt.partition("?")[2] for p in read(path, instruction)} == {wanted}
+        ((problem,), _) = read(path, instruction)
+        assert problem.prompt == f"1?{wanted}"
 
 
 def test_a_column_of_tests_makes_programming_problems(tmp_path, monkeypatch):
@@ -101,9 +108,10 @@ def test_a_column_of_tests_makes_programming_problems(tmp_path, monkeypatch):
         [{"problem": "Print 2.", "answer": "", "tests": '[{"input": "1", "output": "2"}]'}],
     )
     monkeypatch.setattr(sandbox, "missing", lambda: ["no Landlock: files"])
-    ((usual,), (fast,)) = read(path), read(path, "Fast.")
+    (usual,), notes = read(path)
+    (fast,), _ = read(path, "Fast.")
     assert usual.task == "data.tasks.programming" and fast.prompt == f"{usual.prompt}\n\nFast."
-    assert "no Landlock" in load_evaluation(f"{path},validation={path}", 1).notes[-1]
+    assert "no Landlock" in notes[-1]
     assert task_of(path) == task_of("deepcoder:2") == usual.task
 
 
@@ -190,24 +198,24 @@ def test_no_command_evaluates_on_what_another_one_trains_on(tmp_path, squares):
     write(tmp_path / "parts" / "train.jsonl", made[:200])
     write(tmp_path / "parts" / "test.jsonl", made[150:])
     apart, file = write(tmp_path / "apart.csv", made[:40]), write(tmp_path / "all.csv", made)
-    of_files = [file, str(tmp_path / "parts"), f"{file},validation={apart}"]
-    families = ["gym:tower_of_hanoi", "gym:prime_factorization,max_value=300", "gym:products"]
+    names = [file, str(tmp_path / "parts"), f"{file},validation={apart}", "squares", "arithmetic"]
+    names += ["gym:tower_of_hanoi", "gym:prime_factorization,max_value=300", "gym:products"]
     rng = random.Random(0)
 
     def texts(problems: list[Problem]) -> set[str]:
         pattern = r"\s*\n\n(?=Think|Reply|Please)"
         return {re.split(pattern, problem.prompt)[0].strip() for problem in problems}
 
-    for name in [*of_files, *families, "squares", "arithmetic"]:
+    for name in names:
         head, comma, options = name.partition(",")
         trained, held_out = set(), set()
-        for wanted in 3 * ["answer", "solution" if name in of_files + families else "answer"]:
+        for _ in range(6):
+            wanted = "answer" if name == "arithmetic" else rng.choice(["answer", "solution"])
             instruction = rng.choice([None, "", "Think.", "Reply in one line."])
             number, train = rng.choice([1, 20, 64, 128, 400]), rng.choice([40, 300])
             arguments = [f"{head}:3{comma}{options}", file]
             first, other = load_data(arguments, train, number, instruction, wanted)
-            assert not texts(other.train) & texts(first.validation), name
-            trained |= texts(first.train)
+            trained |= texts(first.train + other.train)
             evaluated = load_evaluation(name, number, rng.choice([instruction, "Think."]))
             held_out |= texts(first.validation + evaluated.validation)
         assert trained and held_out and not trained & held_out, name
@@ -222,34 +230,20 @@ def test_what_is_held_out_depends_on_the_text_alone(tmp_path):
     assert {problem.answer for problem in turned.train} != {str(i + 1) for i in range(40)}
     evaluated = load_evaluation(path, 1000)
     assert evaluated.validation[:20] == source.validation
-    number = len(evaluated.validation)
-    assert f"1000 problems for validation were asked for, and there are {number}" in evaluated.notes
-    # None is in the tenth.
-    few = write(tmp_path / "few.jsonl", [row for row in made if not is_held_out(row["problem"])])
-    with pytest.raises(ValueError, match="no problem for validation"):
-        load_evaluation(few, 5)
-    with pytest.raises(ValueError, match="no problem for train"):
-        load(f"{few},validation={few}")
+    assert "1000 problems for validation were asked for" in evaluated.notes[-1]
 
 
 def test_texts_that_differ_in_spaces_and_line_ends_alone_are_one_problem(tmp_path):
     texts = "Write 11/2;Write 1 1/2;52 + 1;5² + 1;aB;Ab;x$1;x1; Write\n11/2 ".split(";")
     made = [{"problem": text, "answer": str(i % 8)} for i, text in enumerate(texts)]
-    path = write(tmp_path / "a.csv", made + records(40, start=10))
-    assert re.search(r"1 repeated .* the first: .*a\.csv, line 11", load(path).notes[-1])
-    answers = sorted(int(problem.answer) for problem in both(path))
-    assert answers == [*range(8), *range(11, 51)]
-    write(tmp_path / "a.csv", made + records(40) + [{"problem": "aB", "answer": "7"}])
-    assert re.search(r"! 1 of these .*a\.csv, line 52 has '7', and not '4'", load(path).notes[-1])
+    problems, notes = read(write(tmp_path / "a.csv", made))
+    assert sorted(problem.answer for problem in problems) == [*"01234567"]
+    assert re.search(r"1 repeated .* the first: .*a\.csv, line 11", notes[-1])
+    _, notes = read(write(tmp_path / "a.csv", [*made, {"problem": "aB", "answer": "7"}]))
+    assert re.search(r"! 1 of these .*a\.csv, line 12 has '7', and not '4'", notes[-1])
 
 
 # --- names and mixtures ---------------------------------------------------------------------------
-
-
-def test_arguments_are_read():
-    spec = parse_spec("C:x.jsonl:.5,problem=q,answer=a b")
-    assert (spec.name, spec.weight) == ("C:x.jsonl", 0.5)
-    assert spec.options == {"problem": "q", "answer": "a b"}
 
 
 REFUSED = r"""
@@ -271,7 +265,7 @@ def test_an_argument_that_cannot_be_used_is_refused():
 
 def test_mixed_sources_keep_their_names_apart(tmp_path):
     one, two = (write(tmp_path / name / "d.jsonl", records(50)) for name in "ab")
-    sources = load_data([f"{one}:3", two, "arithmetic:0.5"], 20, 2)
+    sources = load_data([f"{one}:3", two, "arithmetic:.5"], 20, 2)
     named = {source.name: source.weight for source in sources}
     assert named == {"d.jsonl": 3, "d.jsonl-2": 1, "arithmetic": 0.5}
 
