@@ -38,7 +38,9 @@ def test_recipes_are_the_table_of_the_study():
         for name, recipe in RECIPES.items()
     ]
     assert [" ".join(map(str, row)) for row in rows] == TABLE.split("\n")
-    assert [recipe.recipe for recipe in RECIPES.values()] == [*RECIPES]
+    assert [(each.recipe, each.mask_sequences) for each in RECIPES.values()] == [
+        (name, False) for name in RECIPES
+    ]
 
 
 def test_leave_one_out_changes_one_axis_to_its_base_value():
@@ -106,10 +108,10 @@ def test_a_batch_is_the_oldest_finished_groups_and_waits_for_one_that_would_get_
 
 
 def test_the_length_penalty_is_on_correct_completions_only():
-    scores = tensor([1.0, 1.0, 1.0, 1.0, 0.0, 0.75, 0.25])
-    lengths = tensor([100, 110, 120, 600, 120, 120, 100])
+    scores = tensor([1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.75, 0.25])
+    lengths = tensor([60, 100, 110, 120, 600, 120, 120, 100])
     worth = loss.worth(Recipe(length_control="penalty"), scores, lengths, lengths > 0, 100, 20)
-    assert worth.rewards_PG.tolist() == [[1.0, 0.5, 0.0, 0.0, -1.0, -0.25, -0.5]]
+    assert worth.rewards_PG.tolist() == [[1.0, 1.0, 0.5, 0.0, 0.0, -1.0, -0.25, -0.5]]
 
 
 # --- logits ---------------------------------------------------------------------------------------
@@ -280,7 +282,7 @@ def test_pitfalls_2_5_8_the_loss_is_that_of_single_tokens_however_the_batch_is_c
     logprobs = -3 * torch.rand(B, T, dtype=torch.float64)
     log_rho = torch.randn(B, 1) + 1.5 * torch.randn(B, T)
     generator = torch.where(sampled, logprobs - log_rho, 0.0)
-    advantages, weights = torch.randn(B).round(), torch.rand(B)
+    advantages, weights = torch.randn(B) * (torch.rand(B) < 0.8), torch.rand(B)
     given = logprobs.requires_grad_(), generator, sampled, advantages, weights
     for masks in (False, True):
         recipe = Recipe(loss=name, mask_sequences=masks)
