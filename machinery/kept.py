@@ -6,6 +6,7 @@ makes a page of it.
 """
 
 import itertools
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -84,13 +85,14 @@ def at_sampled(values: np.ndarray, sampled: np.ndarray) -> list[float | None]:
 # --- the file -------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
 class KeptRollouts:
-    """rollouts.jsonl of a run, unless --rollouts-kept is 0."""
+    """Writes rollouts.jsonl of a run, unless --rollouts-kept is 0."""
 
-    def __init__(self, folder: Path, settings: Settings, prompts: Prompts, run_began: float):
-        """run_began: the clock reading that all times count from."""
-        self.path = folder / "rollouts.jsonl"
-        self.settings, self.prompts, self.run_began = settings, prompts, run_began
+    path: Path
+    settings: Settings
+    prompts: Prompts
+    run_began: float  # the clock reading that all times count from
 
     def add_times(self, step: int, waited: tuple, events: list[tuple]) -> None:
         """Add the times of a step: `waited`, between which the trainer waited for groups, and the
@@ -104,20 +106,21 @@ class KeptRollouts:
 
     def add_batch(self, step: int, batch: Batch, worth: loss.Worth, totals: Totals) -> None:
         """Add the groups of a step that are kept, with what `totals` has of their tokens."""
+        may_retire = self.settings.recipe.no_positive_resampling
         filtered_P = loss.zero_variance(worth.rewards_PG, batch.usable_PG)
         for p, (group, usable_G) in enumerate(zip(batch.groups, batch.usable_PG)):
             first_row = p * len(usable_G)
             if first_row not in totals.kept_rows:
                 continue
-            rewards = worth.rewards_PG[p][usable_G]
-            solved = loss.retires(group.pass_rate)
             line = self._line("group", step, group)
+            rewards = worth.rewards_PG[p][usable_G]
             line["mean_reward"] = rewards.mean().item() if len(rewards) else None
-            line["retired"] = self.settings.recipe.no_positive_resampling and solved
+            line["retired"] = may_retire and loss.retires(group.pass_rate)
             for i, completion in enumerate(line["completions"]):
-                completion["became"] = "zero variance" if filtered_P[p] else "trained"
+                fate = "zero variance" if filtered_P[p] else "trained"
                 if not usable_G[i]:
-                    completion["became"] = "truncated" if completion["truncated"] else "no verdict"
+                    fate = "truncated" if completion["truncated"] else "no verdict"
+                completion["became"] = fate
                 for name in ("reward", "advantage", "weight"):
                     completion[name] = six_digits(getattr(worth, f"{name}s_PG")[p, i].item())
                 for name, values in totals.tokens.get(first_row + i, {}).items():
@@ -129,9 +132,9 @@ class KeptRollouts:
         prompt to the longest: the same ones at every validation."""
         kept = self.settings.rollouts_kept
         most = kept and max(KEPT_PROBLEMS, kept)
+        by_length = sorted(groups, key=lambda group: len(group.problem.prompt))
         for source in range(len(self.prompts.sources)):
-            own = [group for group in groups if group.source == source]
-            own.sort(key=lambda group: len(group.problem.prompt))
+            own = [group for group in by_length if group.source == source]
             for i in spread(most, len(own)):
                 self._add(self._line("validation", step, own[i]))
 
@@ -173,9 +176,8 @@ class KeptRollouts:
 
     def _add(self, line: dict) -> None:
         """Add a line, unless nothing is kept. A file that is as long as it may be gets no more."""
-        size = self.path.stat().st_size if self.path.exists() else 0
-        if size > MOST_BYTES:
-            step = line["step"]
-            warn("rollouts", f"{self.path} is full: from step {step} on it gets nothing")
+        full = self.path.exists() and self.path.stat().st_size > MOST_BYTES
+        if full:
+            warn("rollouts", f"{self.path} is full: from step {line['step']} on it gets nothing")
         elif self.settings.rollouts_kept:
             append_line(self.path, line)

@@ -50,7 +50,9 @@ class Record:
         state = state or {"step": -1, "wall_seconds": 0.0, "compute": compute.columns()}
         compute.restore(state["compute"])
         self.began = time.monotonic() - state["wall_seconds"]
-        self.rollouts = KeptRollouts(folder, self.settings, feed.prompts, self.began)
+        self.rollouts = KeptRollouts(
+            folder / "rollouts.jsonl", self.settings, feed.prompts, self.began
+        )
         drop_later(self.rollouts.path, state["step"])
         self.path = folder / "log.jsonl"
         self.path.touch()
@@ -77,33 +79,32 @@ class Record:
         return {"compute": self.compute.columns(), "wall_seconds": time.monotonic() - self.began}
 
     def log(self, line: dict) -> None:
-        """Add a line to log.jsonl. JSON has no NaN and no infinity: they become null."""
+        """Add a line to log.jsonl, and send its numbers to the tracker, as train/loss or
+        validation/pass_rate. JSON has no NaN and no infinity: they become null. A tracker that
+        fails gets nothing more, and the run goes on."""
         line["wall_seconds"] = time.monotonic() - self.began
         written = json.loads(json.dumps(line), parse_constant=lambda _: None)
         append_line(self.path, written)
-        if self.tracker:
-            self.track(written)
-
-    def track(self, line: dict) -> None:
-        """Send the numbers of a line to the tracker, as train/loss or validation/pass_rate. When
-        that fails, it warns and sends nothing more, and the run goes on."""
+        if not self.tracker:
+            return
         numbers = {
             f"{line['kind']}/{key}": value
-            for key, value in line.items()
+            for key, value in written.items()
             if type(value) in (int, float)
         }
         try:
             self.send = self.send or start_tracker(self.settings, self.folder)
             self.send(numbers, step=line["step"])
         except Exception as error:  # of whatever kind: the run is worth more than its tracker
-            words = f"{type(error).__name__}: {error}"
-            warn("tracker", f"--track {self.tracker} has failed, and gets nothing more ({words})")
+            text = f"--track {self.tracker} has failed, and gets nothing more"
+            warn("tracker", f"{text} ({type(error).__name__}: {error})")
             self.tracker = None
 
     def warn(self, step: int, texts: dict) -> None:
-        """Say each warning on the screen and in the log, the first time in this process."""
+        """Say each warning that has a text on the screen and in the log, the first time in this
+        process."""
         for about, text in texts.items():
-            if warn(about, text):
+            if text and warn(about, text):
                 self.log({"kind": "warning", "step": step, "about": about, "text": text})
 
     # Training
@@ -188,18 +189,27 @@ class Record:
     def pause(self) -> Iterator[None]:
         """Stop the clock of training during a validation. The time in which generators go on
         sampling for training is added to the compute. The rates of the steps leave it out."""
-        began, busy, tokens = time.monotonic(), self.feed.busy_seconds, self.feed.sampled_tokens
+        feed, compute = self.feed, self.compute
+        began, busy, tokens = time.monotonic(), feed.busy_seconds, feed.sampled_tokens
         yield
-        sampling = self.feed.busy_seconds - busy
-        self.compute.device_seconds += sampling * self.settings.tensor_parallel
-        self.compute.started += time.monotonic() - began
-        self.feed.busy_seconds, self.feed.sampled_tokens = busy, tokens
+        compute.device_seconds += (feed.busy_seconds - busy) * self.settings.tensor_parallel
+        compute.started += time.monotonic() - began
+        feed.busy_seconds, feed.sampled_tokens = busy, tokens
 
     def log_validation(self, step: int, groups: list[Group], mismatch: dict) -> None:
         """Log a validation. The validation of step 0 gives R0, at compute 0."""
         compute = self.compute.columns()
+        apart = ""
+        if not mismatch["mismatch_mean"] <= MISMATCH_TOO_LARGE:  # nor NaN
+            apart = (
+                f"generator and trainer differ by {mismatch['mismatch_mean']:.3f} nats a token,"
+                " with the same parameters; the importance ratios measure that and not the policy:"
+                " keep --fp32-logits, or try --dtype float32 or --no-share-prompts"
+            )
         if step == 0:
             compute = dict.fromkeys(compute, 0)
+            # Both sides hold the model that RL starts from: nothing but a fault can part them.
+            self.failure = apart
         judged = [pair for group in groups for pair in group.judged()]
         line = {
             "kind": "validation",
@@ -213,29 +223,32 @@ class Record:
         self.rollouts.add_validation(step, groups)
         self.validations.append(line)
         self.log(line)
-        warnings = validation_warnings(line, *self.fall())
-        self.warn(step, warnings)
-        if step == 0:
-            # Both sides hold the model that RL starts from: nothing but a fault can part them.
-            self.failure = warnings.get("mismatch", "")
+        fallen, _ = self.fall()
+        self.warn(step, {"mismatch": apart, "fall": fallen})
         self.outlooks = [outlook(series) for series in self.series()]
         self.show(step)
 
-    def fall(self) -> tuple[dict | None, Path | None]:
-        """The best validation, if the pass rate has fallen since by more than a fifth of the gain
-        and by more than chance; and the newest checkpoint that is not after it. None for what there
-        is not."""
+    def fall(self) -> tuple[str, Path | None]:
+        """A warning, if the pass rate has fallen since the best validation by more than a fifth of
+        the gain and by more than chance; and the newest checkpoint that is not after that one. ''
+        and None for what there is not."""
         if not self.validations:
-            return None, None
+            return "", None
         rates = [line["pass_rate"] for line in self.validations]
-        best = max(rates)
+        peak, now = self.validations[np.argmax(rates)], self.validations[-1]
         # 4 standard errors of a difference.
-        chance = 4 * math.sqrt(0.5 / self.validations[-1]["num_examples"])
-        if best - rates[-1] <= max(0.2 * (best - rates[0]), chance):
-            return None, None
-        peak = self.validations[rates.index(best)]
+        chance = 4 * math.sqrt(0.5 / now["num_examples"])
+        if max(rates) - rates[-1] <= max(0.2 * (max(rates) - rates[0]), chance):
+            return "", None
+        text = (
+            f"the pass rate has fallen from {peak['pass_rate']:.3f} at step {peak['step']}"
+            f" to {now['pass_rate']:.3f} at step {now['step']}"
+        )
         before = [each for each in checkpoints(self.folder) if step_of(each) <= peak["step"]]
-        return peak, before[-1] if before else None
+        if not before:
+            return text, None
+        flags = f"--resume {self.folder} --from-step {step_of(before[-1])}"
+        return f"{text}; once the run is stopped, {flags} goes on from before the fall", before[-1]
 
     def _pass_rates(self, groups: list[Group]) -> dict:
         """Mean pass rate and mean score of a validation, and the share of the problems that any
@@ -323,27 +336,6 @@ def step_warnings(lines: list[dict], prompts_left: int, groups_per_step: int) ->
             " the parameters stay as they were: try a new run with a lower --learning-rate, or with"
             " --dtype float32; its --model may be that of an earlier checkpoint"
         )
-    return warnings
-
-
-def validation_warnings(now: dict, peak: dict | None, checkpoint: Path | None) -> dict:
-    """The warnings after a validation, by what they are about. now: its line in the log. peak,
-    checkpoint: of `Record.fall`."""
-    warnings = {}
-    if not now["mismatch_mean"] <= MISMATCH_TOO_LARGE:  # nor NaN
-        warnings["mismatch"] = (
-            f"generator and trainer differ by {now['mismatch_mean']:.3f} nats a token, with the"
-            " same parameters; the importance ratios measure that and not the policy: keep"
-            " --fp32-logits, or try --dtype float32 or --no-share-prompts"
-        )
-    if peak:
-        warnings["fall"] = (
-            f"the pass rate has fallen from {peak['pass_rate']:.3f} at step {peak['step']}"
-            f" to {now['pass_rate']:.3f} at step {now['step']}"
-        )
-        if checkpoint:
-            flags = f"--resume {checkpoint.parent.parent} --from-step {step_of(checkpoint)}"
-            warnings["fall"] += f"; once the run is stopped, {flags} goes on from before the fall"
     return warnings
 
 

@@ -180,23 +180,22 @@ def make_prompts(
 # --- the run --------------------------------------------------------------------------------------
 
 
+@dataclasses.dataclass
 class Run:
     """Where the groups of the loop come from, where results go, and why the run ends. Rank 0 has
     all of it. Other ranks have the start alone, for the calls that all ranks take part in."""
 
-    def __init__(
-        self,
-        start: Start,
-        record: Record | None = None,
-        stop: Stop | None = None,
-        lock: TextIO | None = None,
-    ):
-        """lock: of the folder; it is held as long as this object lives."""
-        self.start, self.settings = start, start.settings
-        self.record, self.stop, self.lock = record, stop, lock
-        self.feed, self.folder = record and record.feed, record and record.folder
-        self.error = ""  # what went wrong in this process
-        self.stopped_at_once = False  # by a second Ctrl-C
+    start: Start
+    record: Record | None = None
+    stop: Stop | None = None
+    lock: TextIO | None = None  # of the folder; it is held as long as this object lives
+    error: str = ""  # what went wrong in this process
+    stopped_at_once: bool = False  # by a second Ctrl-C
+
+    def __post_init__(self):
+        self.settings = self.start.settings
+        if self.record:
+            self.feed, self.folder = self.record.feed, self.record.folder
 
     # In which all ranks take part
 
@@ -317,39 +316,35 @@ class Run:
 
     @contextlib.contextmanager
     def until_its_end(self) -> Iterator[None]:
-        """Note what goes wrong in this block, and end all processes after it. RuntimeError after
-        any other error. A new run that has not even made its first validation leaves no folder."""
+        """Note what goes wrong in this block, and end all processes after it. RuntimeError after an
+        error that no sentence is known for: the traceback says it. A new run that has not even made
+        its first validation leaves no folder."""
         self.stop.listen()
         try:
             yield
         except KeyboardInterrupt:
             self.stopped_at_once = True
+        except GeneratorFailed as error:
+            self.error = str(error)
+        except torch.OutOfMemoryError as error:
+            self.error = (
+                f"{str(error).partition('. ')[0]}: lower --slots or --tokens-per-micro-batch, add"
+                " --gradient-checkpointing, --trainers or --offload, or take a smaller --model"
+            )
         except Exception as error:
-            self.error = self._in_a_sentence(error)
-            if not self.error:
-                _, ranks = rank_and_ranks()
-                if ranks > 1:
-                    time.sleep(2.0)  # if another one has died, this process ends meanwhile
-                raise RuntimeError(f"the run has failed, as said above{self.hint()}") from error
+            # With --one-process it may come out of a task, whose traceback is wanted.
+            elsewhere = isinstance(error, ConnectionError | TimeoutError)
+            if isinstance(error, OSError) and not (elsewhere or self.settings.one_process):
+                self.error = f"the run's folder cannot be written: {error}"
+                return
+            _, ranks = rank_and_ranks()
+            if ranks > 1:
+                time.sleep(2.0)  # if another one has died, this process ends meanwhile
+            raise RuntimeError(f"the run has failed, as said above{self.hint()}") from error
         finally:
             self.feed.close()
             if not (self.record.validations or checkpoints(self.folder) or self.settings.resume):
                 shutil.rmtree(self.folder)
-
-    def _in_a_sentence(self, error: Exception) -> str:
-        """What went wrong, if it is known; else '', and the traceback says it. With --one-process
-        it may come out of a task, whose traceback is wanted."""
-        if isinstance(error, GeneratorFailed):
-            return str(error)
-        if isinstance(error, torch.OutOfMemoryError):
-            return (
-                f"{str(error).partition('. ')[0]}: lower --slots or --tokens-per-micro-batch, add"
-                " --gradient-checkpointing, --trainers or --offload, or take a smaller --model"
-            )
-        elsewhere = isinstance(error, ConnectionError | TimeoutError) or self.settings.one_process
-        if isinstance(error, OSError) and not elsewhere:
-            return f"the run's folder cannot be written: {error}"
-        return ""
 
     def hint(self) -> str:
         """How to go on, to be put behind an error; '' as long as there is no checkpoint."""

@@ -19,7 +19,6 @@ from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
     MixedPrecisionPolicy,
-    OffloadPolicy,
     fully_shard,
 )
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -93,15 +92,15 @@ def shard(policy: Policy, settings: Settings) -> None:
     mesh = init_device_mesh(kind, (dist.get_world_size(),))
     dtype = trunk_dtype(settings, kind)
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-    waiting = OffloadPolicy()
+    where = {"mesh": mesh}
     if settings.offload:
-        waiting = CPUOffloadPolicy(pin_memory=kind == "cuda")  # for copies to a GPU
+        where["offload_policy"] = CPUOffloadPolicy(pin_memory=kind == "cuda")  # for copies to a GPU
     head = policy.model.get_output_embeddings().weight
     for part in parts_of(policy.model):
         parameters = list(part.parameters())
         if parameters and all(parameter is not head for parameter in parameters):
-            fully_shard(part, mesh=mesh, mp_policy=precision, offload_policy=waiting)
-    fully_shard(policy, mesh=mesh, offload_policy=waiting)
+            fully_shard(part, mp_policy=precision, **where)
+    fully_shard(policy, **where)
 
 
 # --- what fits ------------------------------------------------------------------------------------
@@ -232,12 +231,13 @@ def gather(policy: Policy, optimizer: torch.optim.Optimizer) -> tuple[dict, dict
         whole = gathered(tensor.detach())  # on all ranks together
         return whole.cpu() if rank == 0 else None
 
-    parameters, moments = {}, {}
-    for name, parameter in policy.model.named_parameters():
-        parameters[name] = at_rank_0(parameter)
-    for number, of_parameter in optimizer.state_dict()["state"].items():
-        for moment, value in of_parameter.items():
-            moments[f"{number}/{moment}"] = at_rank_0(value)
+    named = policy.model.named_parameters()
+    parameters = {name: at_rank_0(parameter) for name, parameter in named}
+    moments = {
+        f"{number}/{moment}": at_rank_0(value)
+        for number, of_parameter in optimizer.state_dict()["state"].items()
+        for moment, value in of_parameter.items()
+    }
     return parameters, moments
 
 

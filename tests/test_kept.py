@@ -23,11 +23,6 @@ def lines_of(folder, kind):
     return [line for line in json_lines(folder / "rollouts.jsonl") if line["kind"] == kind]
 
 
-def spread(runs):
-    """The values that `run_lengths` has counted."""
-    return [value for value, times in runs for _ in range(times)]
-
-
 # --- the text of tokens ---------------------------------------------------------------------------
 
 
@@ -91,29 +86,32 @@ def test_what_is_kept_and_logged_is_how_it_was_sampled_what_it_was_worth_and_wha
     assert found == [(FIRST + 1, 0, False), (FIRST + 1, 1, False), (FIRST + 1, 2, True)]
     assert [line["answer"] for line in kept_lines] == ["1", "2", "1" * 2000]
     assert [[each["became"] for each in line["completions"]] for line in kept_lines] == FATES
-    for p, (line, group) in enumerate(zip(kept_lines, groups)):
+    for line, group in zip(kept_lines, groups):
         assert line["prompt_ids"] == group.requests[0].prompt_ids
         assert line["pass_rate"] == group.pass_rate
-        for i, (completion, (r, verdict)) in enumerate(zip(line["completions"], group.judged())):
-            assert verdict.failure in (None, completion["verdict"])
-            assert ("entropies" in completion) == worth.counted_PG[p, i]
-            of_tokens = {"generator_logprobs": r.logprobs}
-            if worth.counted_PG[p, i]:
-                policy, tokens_T = policy_of(model, r)
-                log_pi_T = policy.log_prob(tokens_T)
-                of_tokens |= {"trainer_logprobs": log_pi_T, "entropies": policy.entropy()}
-                ages_T, log_rho_T = FIRST - r.versions, log_pi_T - r.logprobs
-                counted += zip(ages_T[r.sampled], log_rho_T[r.sampled])
-            expected = {"ids": r.tokens, "score": verdict.score}
-            for name, values in of_tokens.items():
-                expected[name] = np.where(r.sampled, values, np.nan)
-            for name in ("reward", "advantage", "weight"):
-                expected[name] = getattr(worth, f"{name}s_PG")[p, i]
-            for name in ("sampled", "versions"):
-                expected[name], completion[name] = getattr(r, name), spread(completion[name])
-            for name, values in expected.items():
-                found = np.array(completion[name], float)  # None becomes NaN
-                np.testing.assert_allclose(found, values, rtol=1e-3, atol=1e-5)
+    completions = sum((line["completions"] for line in kept_lines), [])
+    for row, (completion, (r, verdict)) in enumerate(zip(completions, batch.judged)):
+        assert verdict.failure in (None, completion["verdict"])
+        of_tokens = {"generator_logprobs": r.logprobs}
+        was_trained_on = worth.counted_PG.flatten()[row]
+        assert ("entropies" in completion) == was_trained_on
+        if was_trained_on:
+            policy, tokens_T = policy_of(model, r)
+            log_pi_T = policy.log_prob(tokens_T)
+            of_tokens |= {"trainer_logprobs": log_pi_T, "entropies": policy.entropy()}
+            ages_T, log_rho_T = FIRST - r.versions, log_pi_T - r.logprobs
+            counted += zip(ages_T[r.sampled], log_rho_T[r.sampled])
+        expected = {"ids": r.tokens, "score": verdict.score}
+        for name, values in of_tokens.items():
+            expected[name] = np.where(r.sampled, values, np.nan)
+        for name in ("reward", "advantage", "weight"):
+            expected[name] = getattr(worth, f"{name}s_PG").flatten()[row]
+        for name in ("sampled", "versions"):
+            values, times = zip(*completion[name])
+            expected[name], completion[name] = getattr(r, name), np.repeat(values, times)
+        for name, values in expected.items():
+            found = np.array(completion[name], float)  # None becomes NaN
+            np.testing.assert_allclose(found, values, rtol=1e-3, atol=1e-5)
 
     ages, log_rho = np.array(counted).T
     rho = np.exp(log_rho)
@@ -155,7 +153,7 @@ def test_about_forty_steps_are_kept_of_each_the_oldest_and_the_newest_groups():
 def writer(models, tmp_path):
     """Of a run that began at .5 seconds."""
     prompts = GivenGroups(settings(), [], None, models["llama"]).prompts
-    return KeptRollouts(tmp_path, settings(rollouts_kept=1), prompts, 0.5)
+    return KeptRollouts(tmp_path / "rollouts.jsonl", settings(rollouts_kept=1), prompts, 0.5)
 
 
 def test_times_count_from_the_beginning_of_the_run(writer, tmp_path):
