@@ -19,7 +19,6 @@ import inspect
 import pkgutil
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -65,7 +64,7 @@ class Spec:
 
     name: str  # task, TASK:FAMILY, known data set, file, folder or OWNER/NAME on the hub
     weight: float  # share of the prompts of each batch, relative to the others
-    options: dict[str, str]
+    options: dict[str, str]  # what follows the colon of a task is its `family`
     place: str  # the file, folder or OWNER/NAME
     task: str  # the one that makes its own problems; "" for records
     # said after each problem of a file, instead of what its task says
@@ -91,10 +90,10 @@ class Source:
 def fingerprint(source: Source) -> str:
     """A checksum of the problems in their order. A checkpoint holds indices of them, which mean
     nothing for others."""
-    digest = hashlib.sha256(str(len(source.train)).encode())
+    text = str(len(source.train))
     for problem in source.train + source.validation:
-        digest.update(repr((problem.prompt, problem.answer)).encode())
-    return digest.hexdigest()
+        text += repr((problem.prompt, problem.answer))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def parse_spec(text: str, instruction: str | None = None, wanted: str = "answer") -> Spec:
@@ -105,9 +104,10 @@ def parse_spec(text: str, instruction: str | None = None, wanted: str = "answer"
     if not name or not float(weight) > 0:
         raise ValueError(f"--data {text}: wanted is NAME or NAME:WEIGHT, with a weight above 0")
     place, _, known = KNOWN.get(name, name).partition(",")
-    task, options = name.partition(":")[0], {}
+    task, colon, family = name.partition(":")
     if task not in task_names():
         task = ""
+    options = {}
     for pair in filter(None, f"{known},{pairs}".split(",")):
         key, _, value = pair.partition("=")
         if not value or key not in OPTIONS and not task:
@@ -116,6 +116,8 @@ def parse_spec(text: str, instruction: str | None = None, wanted: str = "answer"
                 f" {', '.join(OPTIONS)}: docs/data.md explains them"
             )
         options[key] = value
+    if task and colon:
+        options["family"] = family
     return Spec(name, float(weight), options, place, task, instruction, wanted)
 
 
@@ -124,7 +126,7 @@ def task_names() -> list[str]:
 
 
 def load_data(
-    arguments: Iterable[str], train_problems: int | None, validation_problems: int | None,
+    arguments: tuple[str, ...], train_problems: int | None, validation_problems: int | None,
     instruction: str | None = None, wanted: str = "answer",
 ) -> list[Source]:  # fmt: skip
     """The problems of all arguments of --data.
@@ -201,9 +203,8 @@ def task_of(argument: str) -> str:
 
 
 def made_problems(spec: Spec, split: str, number: int) -> list[Problem]:
-    """Problems that a task makes for this split, each once. The task gets the options, and what
-    follows the colon of the name as `family`. Raises ValueError if it takes no such options, or if
-    solutions are wanted, and its answers are none that a model could imitate."""
+    """Problems that a task makes for this split, each once. Raises ValueError if it does not take
+    the options, or if solutions are wanted, and its answers are none that a model could imitate."""
     task = importlib.import_module(f"data.tasks.{spec.task}")
     if not hasattr(task, "problems"):
         raise ValueError(
@@ -211,8 +212,6 @@ def made_problems(spec: Spec, split: str, number: int) -> list[Problem]:
             "give it a file or a data set by name"
         )
     arguments, signature = dict(spec.options), inspect.signature(task.problems)
-    if ":" in spec.name:
-        arguments["family"] = spec.name.partition(":")[2]
     if "instruction" in signature.parameters:
         arguments["instruction"] = spec.instruction
     try:
@@ -278,7 +277,7 @@ def find_parts(spec: Spec) -> dict[str, list[Path]]:
         return defaultdict(list, train=[root])
     subsets = spec.options.get("subset", "").split("+")
     if not root.is_dir():
-        if not re.fullmatch(r"[\w.-]+/[\w.-]+", spec.place) or spec.place.endswith(FORMATS):
+        if not re.fullmatch(r"[\w.-]+/[\w.-]+", spec.place) or spec.place.endswith(tuple(FORMATS)):
             raise ValueError(
                 f"--data {spec.place}: there is no such file or folder, and no data set"
                 " (OWNER/NAME) or task of that name; known are"

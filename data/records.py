@@ -6,7 +6,8 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-FORMATS = (".jsonl", ".json", ".csv", ".parquet")
+# The ends of names, and what is counted in such a file.
+FORMATS = {".jsonl": "line", ".json": "record", ".csv": "line", ".parquet": "record"}
 
 
 def download(name: str, subsets: list[str]) -> Path:
@@ -36,11 +37,10 @@ def read_records(path: Path) -> Iterator[tuple[str, dict]]:
         raise ValueError(
             f"{path} is not a file of records; the endings known are {', '.join(FORMATS)}"
         )
-    unit = "line" if path.suffix in (".jsonl", ".csv") else "record"
     last = "its start"
     try:
         for number, record in numbered_records(path):
-            place = f"{unit} {number}"
+            place = f"{FORMATS[path.suffix]} {number}"
             if not isinstance(record, dict):
                 raise ValueError(f"{place} holds {record!r:.60}, no object with named columns")
             last = place
@@ -62,7 +62,9 @@ def numbered_records(path: Path) -> Iterator[tuple[int, object]]:
     text = path.read_text(encoding="utf-8-sig")
     lines = text.split("\n")
     if path.suffix == ".jsonl":
-        yield from ((i, json.loads(line)) for i, line in enumerate(lines, start=1) if line.strip())
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                yield number, json.loads(line)
     elif path.suffix == ".json":
         yield from enumerate(json.loads(text), start=1)
     else:

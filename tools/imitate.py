@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> int:
     if command.out.exists():
         raise ValueError(f"--out {command.out}: name a folder that is not there yet")
     (source,) = load_data(
-        [command.data], command.records, None, command.instruction, wanted="solution"
+        (command.data,), command.records, None, command.instruction, wanted="solution"
     )
     for note in source.notes:
         say(f"{source.name}: {note}")
