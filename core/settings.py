@@ -503,7 +503,8 @@ def refuse_impossible_recipe(recipe: Recipe) -> None:
         f"--leave-out takes an axis out of scalerl; it cannot go with --recipe {recipe.recipe}",
     )
     reads = loss.LOSSES[recipe.loss].constants
-    for name in ("eps_max", "eps_low", "eps_high"):
+    constants = [each.constants for each in loss.LOSSES.values()]
+    for name in sorted(set().union(*constants)):
         refuse(
             name not in reads and getattr(recipe, name) != getattr(Recipe, name),
             f"{flag(name)} does nothing with --loss {recipe.loss}, which reads"
