@@ -224,9 +224,8 @@ RULES = {  # a pattern, and what is written instead
         """: r'\1 "base \2"',
     # 07:05 → t_{7:05}, 10:30 → t_{10:30}, but 9:16 may be a ratio
     r"(?<![\d:.{])0?(\d{1,2}):(0\d|[1-5][05])(?![\d:.])": r"t_{\1:\2}",
-    # |x| → \abs{x}, \lfloor x\rfloor → \floor{x}
+    # |x| → \abs{x}
     r"\|([^|]*)\|": r"\\abs{\1}",
-    r"\\l(floor|ceil)(.*?)\\r\1": r"\\\1{\2}",
     # \matrix 1\\2\endmatrix → (1,2)
     r"\\matrix ([^&]*?\\\\[^&]*?)\\endmatrix": lambda m: f"({m[1].replace(chr(92) * 2, ',')})",
     # square meters → meters square
@@ -269,7 +268,7 @@ SENTENCE = r"""(?x) (?= .* [^\W\d_]{3} ) (?! .* (?: \b[a-z][/-] | [/-][a-z]\b ) 
     | [^\W\d_]{2,} | [^\W\d_]+ (?: [ ,]+ [^\W\d_]+ )+"""
 
 
-@lru_cache(maxsize=1000)
+@lru_cache
 def cleaned(text: str) -> str:
     """The text in one spelling, without what only wraps or spaces it."""
     for _ in range(2):  # twice, for \text{\textbf{cm}} and **"5"**
@@ -332,13 +331,11 @@ def items_of(tree: Tree, *kinds: str) -> tuple:
 
 REPEATING = r"(\d*\.(\d*))\\(?:overline|bar|dot)[ ]?\{?(\d+)\}?"  # 0.1\overline{6}
 MIXED = r"(\d+)[ ]*\\frac[ ]*\{[ ]*(\d+)[ ]*\}[ ]*\{[ ]*(\d+)[ ]*\}"  # 3\frac{1}{2}
-TOKEN = re.compile(
-    rf"""(?x) {REPEATING} | {MIXED}
+TOKEN = rf"""(?x) {REPEATING} | {MIXED}
     | (?: \d+\.?\d* | \.\d+ ) (?: [eE][+-]?\d{{1,3}} (?![\w.]) )?     # 12, .5, 1.5e6
     | \\[a-zA-Z]+ | \\. | "[^"]*"                                     # a command, or words
     | [^\W\d_] (?: ' | _[ ]? (?: \w | \{{[^{{}}]*\}} ) )*             # x, f', x_1
     | \S                                                              # any other sign"""
-)
 # Signs between parts, behind the kind of tree that they make. Those of later lines bind more.
 KIND_OF = table(
     r"""
@@ -391,7 +388,7 @@ LEAVES |= {r"\emptyset": Tree(r"\{\}"), r"\reals": Tree("()", (LOWEST, HIGHEST))
 
 def read(text: str) -> Tree:
     """The tree of an answer; several with commas are a list. Raises one of FAULTS for others."""
-    reader = Reader([match[0] for match in TOKEN.finditer(text)] + [""])
+    reader = Reader([match[0] for match in re.finditer(TOKEN, text)] + [""])
     tree = reader.level()
     if reader[0]:
         raise ValueError(f"{reader[0]!r} is too much")
@@ -487,8 +484,10 @@ class Reader(list):
             whole, above, below = map(int, match.groups())
             return number(whole + Fraction(above, below), "mixed")
         value = Fraction(digits)
-        form = digits if "e" in digits else "decimal" if value.denominator > 1 else "digits"
-        return number(value, form, 0 if "e" in digits else len(digits.partition(".")[2]))
+        if "e" in digits:
+            return number(value, digits)
+        form = "decimal" if value.denominator > 1 else "digits"
+        return number(value, form, len(digits.partition(".")[2]))
 
     def function(self, name: str):
         """Such as \\sin^2 x or \\log_2(8). Without brackets the argument ends before the next
@@ -505,7 +504,7 @@ class Reader(list):
         return Tree("^", (tree, exponent)) if exponent else tree
 
 
-def number(value: Fraction | int, form: str = "digits", decimals: int = 0) -> Tree:
+def number(value, form="digits", decimals=0):
     return Tree("number", (), Fraction(value), form, decimals)
 
 
@@ -523,7 +522,8 @@ def divided(above, below) -> Tree:
 
 
 # --- what is asked of trees -----------------------------------------------------------------------
-# `tree` is a Tree in all of these.
+# `tree` is a Tree in all of these, and a function whose docstring begins with "Whether" says so
+# with a bool.
 
 
 def letters(tree) -> set[str]:
@@ -554,7 +554,7 @@ def operations(tree) -> set[str]:
     return found
 
 
-def is_fraction(tree) -> bool:
+def is_fraction(tree):
     return tree.kind == "number" and tree.value.denominator != 1
 
 
@@ -569,7 +569,7 @@ def form(tree) -> list[str]:
     return sorted(sum(map(form, tree.parts), written))
 
 
-def is_task(tree) -> bool:
+def is_task(tree):
     """Whether there is a fraction that reduces, or a product of sums or roots. The sides of an
     equation may be written in any way."""
     return tree.kind != "relation" and (
@@ -635,6 +635,6 @@ def values_at_points(*trees: Tree):
                 raise
 
 
-def close(a, b) -> bool:
+def close(a, b):
     """Whether two values agree in MOST_DIGITS digits."""
     return a == b or mp.almosteq(a, b, mp.mpf(10) ** -MOST_DIGITS, 0)

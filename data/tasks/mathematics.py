@@ -245,7 +245,7 @@ def meanings(wanted: str, given: str) -> list[tuple[Tree, str]]:
     return found
 
 
-def may_use(wanted, given) -> bool:
+def may_use(wanted, given):
     """Whether the wanted answer has all operations of the given one. If it has letters, all
     arithmetic is allowed. If it has another operation, such as a root, products and quotients are
     allowed."""
@@ -256,10 +256,11 @@ def may_use(wanted, given) -> bool:
 
 
 # --- meanings -------------------------------------------------------------------------------------
-# Here and below a function without types takes trees.
+# Here and below a function without types takes trees. It gives a tree back, or a bool if its
+# docstring begins with "Whether".
 
 
-def meaning(tree) -> Tree:
+def meaning(tree):
     """The tree with x = 5 as a named 5, and x > 2 as a named interval, also in lists; x < 1 or
     x > 2 as a union, and x = 1, y = 2 as a pair."""
     if tree.kind == "relation":
@@ -269,16 +270,12 @@ def meaning(tree) -> Tree:
     items = tuple(map(meaning, tree.parts))
     named = [item for item in items if item.kind == "named"]
     if len({item.value for item in named}) > 1:
-        return Tree("()", tuple(map(unnamed, items)))
+        return Tree("()", tuple(items_of(item, "named")[0] for item in items))
     kind = r"\cup" if any(item.form for item in named) else tree.kind
     return Tree(kind, items)
 
 
-def unnamed(tree) -> Tree:
-    return tree.parts[0] if tree.kind == "named" else tree
-
-
-def meaning_of_equation(equation) -> Tree:
+def meaning_of_equation(equation):
     """x = 6/2 = 3 as a named 3, 2 + 3 = 5 as a 5; others as they are."""
     parts = equation.parts
     if not is_name(parts[0]):
@@ -292,7 +289,7 @@ def meaning_of_equation(equation) -> Tree:
     return Tree("named", (result,), name) if name else result
 
 
-def meaning_of_relation(relation) -> Tree:
+def meaning_of_relation(relation):
     """1 < x \\le 2, x < 5, or 5 < x as a named interval, x = 5 as a named 5; others as they are."""
     signs, parts = relation.value, relation.parts
     if {*signs} <= {"=", r"\approx"}:
@@ -302,28 +299,26 @@ def meaning_of_relation(relation) -> Tree:
     elif len(parts) == 2:
         signs, parts = (*signs, "<"), (*parts, HIGHEST)
     low, name, high = parts
-    if not is_name(name) or r"\ne" in signs:
+    if not is_name(name):
         return relation
     brackets = INTERVAL[signs[0]][0] + INTERVAL[signs[1]][1]
     return Tree("named", (Tree(brackets, (low, high)),), name, "inequality")
 
 
-def is_name(tree) -> bool:
-    """x, x_1, (x, y), and products such as f(3), f'(1), P(A), AB"""
+def is_name(tree):
+    """Whether a tree is x, x_1, f' or (x, y)."""
     match tree:
         case Tree("name"):
             return True
         case Tree("()", parts):
             return all(map(is_name, parts))
-        case Tree("*", (Tree("name", _, first), _)):
-            return first[0] in "fgh" or first[0].isupper()
     return False
 
 
 # --- whether two meanings are the same ------------------------------------------------------------
 
 
-def same(wanted, given) -> bool:
+def same(wanted, given):
     """Whether two meanings are the same. A name may be left out, or added. Raises one of FAULTS if
     a value cannot be computed."""
     if wanted == given:
@@ -332,7 +327,7 @@ def same(wanted, given) -> bool:
     if "relation" in kinds or kinds == {"named"} and wanted.value != given.value:
         return same_equation(wanted, given)
     if "named" in kinds:
-        return same(unnamed(wanted), unnamed(given))
+        return same(*items_of(wanted, "named"), *items_of(given, "named"))
     for group in (["list", r"\{\}"], [r"\cup"]):
         if kinds & {*group}:
             return same_items(items_of(wanted, *group), items_of(given, *group))
@@ -344,13 +339,13 @@ def same(wanted, given) -> bool:
     return all(close(*pair) for pair in values_at_points(wanted, given))
 
 
-def same_items(wanted: tuple, given: tuple) -> bool:
+def same_items(wanted: tuple, given: tuple):
     """Whether these are the same trees in any order: each has one that is the same."""
     alike = [[same(item, other) for other in given] for item in wanted]
     return len(wanted) == len(given) and all(map(any, [*alike, *zip(*alike)]))
 
 
-def rounds(exact, decimal) -> bool:
+def rounds(exact, decimal):
     """Whether a decimal is the other value, rounded to its places. ValueError if the value depends
     on letters."""
     ((unrounded, rounded),) = values_at_points(exact, decimal)
@@ -358,14 +353,14 @@ def rounds(exact, decimal) -> bool:
     return decimal.kind == "number" and error < 1.000001  # 0.5 may go down
 
 
-def same_equation(wanted, given) -> bool:
+def same_equation(wanted, given):
     """Whether one equation is a multiple of the other. A letter that only one of them has changes
     one of their values."""
     first, *others = values_at_points(difference(wanted), difference(given))
     return all(first) and all(close(a * first[1], b * first[0]) for a, b in others)
 
 
-def difference(equation) -> Tree:
+def difference(equation):
     """The left side of an equation minus the right one. ValueError for other trees."""
     match equation:
         case Tree("named", (right,), left) | Tree("relation", (left, right), ("=",)):
