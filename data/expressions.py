@@ -164,25 +164,23 @@ RULES = {  # a pattern, and what is written instead
     r"""(?x) \\! [ ]*
             | \\ (?: left | right | middle | [bB]ig[glr]* | [a-z]+style | (?:no)?limits | bf
                    | underline | boxed | fbox ) (?![a-zA-Z]) \.?
-            | (?<=\\\\) \s? \[-?[\d.]+ [ ]? [a-z]{2}\] | \\phantom [ ]? \{[^{}]*\}""": "",
+            | (?<=\\\\) \s? \[-?[\d.]+ [ ]? [a-z]{2}\] | \\phantom [ ]? \{[^{}]*\}
+            | [\u00ad\u200b-\u200f\u2060\ufeff]         # characters without a width""": "",
     # x\leq1 → x\le 1
     r"""(?x) \\[a-zA-Z]+ | \\.      # a command
             | [<>]= | (?<!\d)!=         # != in plain text, but not in 5!=120
             | [^\w\s] | [^\W\d_a-zA-Z]  # a sign, or a letter that is not Latin""": lambda sign: (
         SPELLING_OF.get(sign[0], sign[0]).replace("␣", " ")
     ),
-    # 5\ 6 → 5 6
-    r"(?<!\\)\\ |(?<!~)~(?!~)|\s+": " ",
+    # 5\ 6 → 5 6, 3½ → 3 ½
+    r"(?<!\\)\\ |(?<!~)~(?!~)|\s+|(?=[¼-¾⅐-⅞])": " ",
     # 5\text{ cm} → 5 "cm"
     rf"{TEXT}\{{ *{WORDS} *\}}": r' "\1" ',
     # x² → x^{²}
     r"[⁰¹²³⁴-⁹⁻]+": r"^{\g<0>}",
     # log₂ 3 → log_{₂} 3
     r"[₀-₉]+": r"_{\g<0>}",
-    # 3½ → 3 ½
-    r"(?=[¼-¾⅐-⅞])": " ",
-    # characters without a width, and wide or bold ones
-    r"[\u00ad\u200b-\u200f\u2060\ufeff]": "",
+    # wide and bold characters
     r"[^\x00-\x7f]": lambda sign: unicodedata.normalize("NFKC", sign[0]),
     # \begin{array}{cc}1 → \matrix 1
     rf"(?x) \\begin [ ]? {MATRIX} (?: [ ]? \{{[clr| ]*\}} )?": r"\\matrix ",
@@ -243,14 +241,12 @@ RULES = {  # a pattern, and what is written instead
     r'"\.? ?\^ ?\{?(-?\d)\}?': r'^\1"',
     # "km"/"h" → "km / h"
     r'(?<=[a-z\d]) *" ?(/?) ?"(?=[a-z])': r" \1 ",
-    # =5  6. → 5 6
-    r"""(?x) ^ (?: [ ] | = | \\approx )+    # before an answer
+    # =5  6. → 5 6, x \in (1,2) → (1,2), A rhombus → rhombus
+    r"""(?x) ^ (?: [ ] | = | \\approx )+ (?: [a-z] [ ]* \\in (?![a-z]) )?     # before an answer
+            | ^ [a-z] [ ]* \\in (?![a-z])
+            | ^ [" ]* (?: an? | An? (?=[ ][a-z]) | [Tt]he ) [" ]+ (?=[^\W\d_]{3})
             | [ ]+ $ | (?<= [ ] ) [ ]+          # behind it, and in it
             | (?<= [^. ] ) [ ]* (?: [.,;:] | \\\\ ) [ ]* $""": "",
-    # x \in (1,2) → (1,2)
-    r"^ *[a-z] *\\in(?![a-z])": "",
-    # A rhombus → rhombus
-    r'^[" ]*(?:an?|An?(?=[ ][a-z])|[Tt]he)[" ]+(?=[^\W\d_]{3})': "",
     # **5** → 5
     rf'^(?:\*\*?([^*]+)\*\*?|`([^`]+)`|"([^"]*)"|\{{{GROUP}\}})$': r"\1\2\3\4",
     # 3, x = 1 \pm 2 → 3, x = 1 +2, x = 1 -2
@@ -399,11 +395,11 @@ class Reader(list):
     """Recursive descent over the tokens that are left: each method reads what its name says from
     the first ones, and returns its tree."""
 
-    def take(self, *wanted: str) -> str:
+    def take(self, *wanted):
         """Take the next token if it is one of these; '' if it is not."""
         return self.pop(0) if self[0] in wanted else ""
 
-    def level(self, level: int = 0):
+    def level(self, level=0):
         """Parts with signs of this level of LEVELS, or of later ones, between them."""
         if level == len(LEVELS):
             return self.product()
@@ -473,7 +469,7 @@ class Reader(list):
             return self.function(token)
         raise ValueError(f"{token!r} is not known")
 
-    def number(self, digits: str):
+    def number(self, digits):
         """A literal: 12, 1.5e6, whose form is the text itself, 0.1\\overline{6}, or the mixed
         number 3\\frac{1}{2}."""
         if match := re.fullmatch(REPEATING, digits):
@@ -489,7 +485,7 @@ class Reader(list):
         form = "decimal" if value.denominator > 1 else "digits"
         return number(value, form, len(digits.partition(".")[2]))
 
-    def function(self, name: str):
+    def function(self, name):
         """Such as \\sin^2 x or \\log_2(8). Without brackets the argument ends before the next
         function or sign."""
         exponent = self.take("^") and self.argument()

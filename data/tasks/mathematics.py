@@ -14,6 +14,7 @@ import re
 from data import Problem, after_thinking
 from data.expressions import (
     ARITHMETIC,
+    BRACKETS,
     FAULTS,
     HIGHEST,
     LOWEST,
@@ -54,15 +55,15 @@ NO_LETTERS = r'(?x) "[^"]*" | \.0+\b | \\frac | [\s(){}[\]/*]'
 HEDGED = r"""(?x) (?<![A-Za-z\\]) [A-Z] (?![A-Za-z])
     | \b(?: not | nor | neither | wrong | incorrect )\b"""
 # What stands between the formulas of a problem.
-LINES = r"""(?x:
+BETWEEN = r"""(?x)
     \$+ | \\[()\[\]]                                      # dollars, \( and \[
     | \\\\(?![a-zA-Z]) | [&\n]                            # the ends of rows, cells and lines
     | \\(?: begin | end | text[a-z]* ) [ ]? (?: \{[^}]*\} ){1,2}
     | [.:?!] (?= [\s$] | $ )                              # the ends of sentences
-    )"""
-# Words also stand between them, if dollars are left out.
-WORDS = r"""(?x: (?<! [\\\w^{}(*/+-] ) (?! or\b | and\b )
-    [a-zA-Z]{2,} (?: [ ]an? (?=[ ]) )? (?! [\w^{}(*/+-] ) )"""
+    | [,;]
+    # words, if dollars are left out
+    | (?<! [\\\w^{}(*/+-] ) (?! or\b | and\b )
+      [a-zA-Z]{2,} (?: [ ]an? (?=[ ]) )? (?! [\w^{}(*/+-] )"""
 # Problems that ask for a form name it, or say what is to be done with a formula.
 ASKS_FOR_FORM = r"""(?x) \b(?:
     [Ss]implif(?:y|ied) | simplest | lowest[ ]terms | [Rr]educe | [Ee]xpand | [Rr]ationali[sz]e
@@ -175,7 +176,7 @@ def copied(answer: str, text: str) -> bool:
     """Whether a formula of a text is the answer, or an equation of it a part of the answer. The
     order of sides and terms does not count."""
     given = sides(answer)
-    formulas = re.split(f"{LINES}|{WORDS}|[,;]", text)
+    formulas = re.split(BETWEEN, text)
     equations = [formula for formula in formulas if "=" in formula]
     return given in map(sides, formulas) or any(sides(each) <= given for each in equations)
 
@@ -202,7 +203,7 @@ def equal(reference: str, answer: str, text: str = "") -> bool:
     given = given or given_letter  # the name of a value
     if re.sub(SPACES, "", wanted) == re.sub(SPACES, "", given):
         return given != ""
-    wanted = wanted.rpartition(r"\approx")[2].strip()  # of x \approx 0.33 the 0.33
+    wanted = wanted.rpartition(r"\approx")[2]  # of x \approx 0.33 the 0.33
     words = as_words(wanted)
     if words:
         return words == as_words(given)
@@ -331,7 +332,7 @@ def same(wanted, given):
     for group in (["list", r"\{\}"], [r"\cup"]):
         if kinds & {*group}:
             return same_items(items_of(wanted, *group), items_of(given, *group))
-    if kinds & {"()", "[]", "(]", "[)", r"\matrix\endmatrix", r"\\", "&"}:
+    if kinds & {*BRACKETS, r"\\", "&"}:
         is_alike = len(kinds) == 1 and len(wanted.parts) == len(given.parts)
         return is_alike and all(map(same, wanted.parts, given.parts))
     if wanted.decimals >= 2:  # it may be answered with more places
@@ -339,8 +340,8 @@ def same(wanted, given):
     return all(close(*pair) for pair in values_at_points(wanted, given))
 
 
-def same_items(wanted: tuple, given: tuple):
-    """Whether these are the same trees in any order: each has one that is the same."""
+def same_items(wanted, given):
+    """Whether two tuples have the same trees in any order: each has one that is the same."""
     alike = [[same(item, other) for other in given] for item in wanted]
     return len(wanted) == len(given) and all(map(any, [*alike, *zip(*alike)]))
 
