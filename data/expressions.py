@@ -320,7 +320,7 @@ class Tree(NamedTuple):
     decimals: int = 0  # of a number: digits behind the point
 
 
-def items_of(tree: Tree, *kinds: str) -> tuple:
+def items_of(tree, *kinds: str) -> tuple:
     """The parts of a tree of one of these kinds; another tree is the only item."""
     return tree.parts if tree.kind in kinds else (tree,)
 
@@ -350,7 +350,7 @@ BRACKETS = r"() (] [) [] {} \{\} \matrix\endmatrix".split()
 OPENING = r"( [ { \{ \matrix".split()
 # What `form` leaves out
 UNWRITTEN = {"", *r"number name constant named + * / : list \{\} digits fraction None 1".split()}
-GROUPS = ("()", "[]", "{}")  # make no tree around one part
+GROUPS = "() [] {}".split()  # make no tree around one part
 ARITHMETIC = set("+-*/^")
 # Families of functions. An answer may use all of one if the wanted answer uses one of them.
 FAMILY_OF = table(
@@ -522,14 +522,15 @@ def divided(above, below) -> Tree:
 # with a bool.
 
 
-def letters(tree) -> set[str]:
+def letters(tree):
+    """The set of the names in a tree."""
     return {tree.value} if tree.kind == "name" else set().union(*map(letters, tree.parts))
 
 
-def operations(tree) -> set[str]:
-    """The operations of a tree, which decide whether an answer is written in an accepted way. A
-    number has none. "* of numbers" is another operation than "*", so that a wanted 2 * x does not
-    allow 2 * 3."""
+def operations(tree):
+    """The set of the operations of a tree, which decide whether an answer is written in an accepted
+    way. A number has none. "* of numbers" is another operation than "*", so that a wanted 2 * x
+    does not allow 2 * 3."""
     kind = tree.kind
     of_parts = [operations(part) for part in tree.parts]
     found = set().union(*of_parts)
@@ -573,7 +574,7 @@ def is_task(tree):
     )
 
 
-def factors(tree) -> int:
+def factors(tree):
     """How many factors of a tree are sums, or roots of numbers. A power counts twice, and so does
     a sum below a line."""
     match tree:
@@ -588,8 +589,8 @@ def factors(tree) -> int:
     return 0
 
 
-def value(tree, point: dict):
-    """The value of a tree with the numbers of `point` for its letters. Raises one of FAULTS if
+def value(tree, point):
+    """The value of a tree with the dict `point` for its letters. Raises one of FAULTS if
     there is none."""
     kind = tree.kind
     if kind == "number":
@@ -612,7 +613,7 @@ def value(tree, point: dict):
     return result
 
 
-def values_at_points(*trees: Tree):
+def values_at_points(*trees):
     """Yields the values of the trees at six random points, or once if there are no letters. At the
     first point letters are complex numbers near positive ones: so roots have values. At the others
     some are negative: so x is neither |x| nor the root of x^2. A point is left out if there is no

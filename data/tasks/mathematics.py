@@ -177,8 +177,10 @@ def copied(answer: str, text: str) -> bool:
     order of sides and terms does not count."""
     given = sides(answer)
     formulas = re.split(BETWEEN, text)
-    equations = [formula for formula in formulas if "=" in formula]
-    return given in map(sides, formulas) or any(sides(each) <= given for each in equations)
+    return any(
+        sides(formula) <= given if "=" in formula else sides(formula) == given
+        for formula in formulas
+    )
 
 
 def sides(formula: str) -> set[str]:
@@ -233,8 +235,8 @@ def same_quantity(wanted: str, given: str, text: str) -> bool:
     return same(wanted, given) or wanted_unit == "%" and same(Tree("/", (wanted, HUNDRED)), given)
 
 
-def meanings(wanted: str, given: str) -> list[tuple[Tree, str]]:
-    """The meanings of two cleaned texts, each with its unit, '' for none, without the name of the
+def meanings(wanted: str, given: str):
+    """A list: the meanings of two cleaned texts with units, '' for none, without the name of the
     answer. Raises one of FAULTS if one of them has no meaning."""
     if "=" not in wanted:
         given = re.sub(NAMES, "", given)
