@@ -92,7 +92,6 @@ SPELLING_OF = table(
     Γ␣         \Gamma
     Ω␣         \Omega
     ℓ␣         \ell
-    e^         \exp
 
     ␣"deg"␣    ° \degree \circ
     %          \%
@@ -222,8 +221,9 @@ RULES = {  # a pattern, and what is written instead
         """: r'\1 "base \2"',
     # 07:05 → t_{7:05}, 10:30 → t_{10:30}, but 9:16 may be a ratio
     r"(?<![\d:.{])0?(\d{1,2}):(0\d|[1-5][05])(?![\d:.])": r"t_{\1:\2}",
-    # |x| → \abs{x}
+    # |x| → \abs{x}, \lfloor x\rfloor → \floor{x}
     r"\|([^|]*)\|": r"\\abs{\1}",
+    r"\\l(floor|ceil)(.*?)\\r\1": r"\\\1{\2}",
     # \matrix 1\\2\endmatrix → (1,2)
     r"\\matrix ([^&]*?\\\\[^&]*?)\\endmatrix": lambda m: f"({m[1].replace(chr(92) * 2, ',')})",
     # square meters → meters square
@@ -362,6 +362,7 @@ FAMILY_OF = table(
     \abs
 """
 )
+FAMILY_OF[r"\exp"] = "e"
 CONSTANTS = {"e": mp.e, "i": mp.j, r"\pi": mp.pi, r"\infty": mp.inf, '"deg"': mp.degree}
 VALUES = {
     "+": lambda *terms: sum(terms),

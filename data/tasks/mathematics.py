@@ -249,13 +249,16 @@ def meanings(wanted: str, given: str):
 
 
 def may_use(wanted, given):
-    """Whether the wanted answer has all operations of the given one. If it has letters, all
-    arithmetic is allowed. If it has another operation, such as a root, products and quotients are
-    allowed."""
+    """Whether the wanted answer has all operations and letters of the given one. If it has letters,
+    all arithmetic is allowed. If it has another operation, such as a root, products and quotients
+    are allowed."""
     allowed = operations(wanted) | set("-*/")
     if "letter" in allowed:
         allowed |= ARITHMETIC
-    return operations(given) <= allowed
+    known = letters(wanted)
+    if wanted.kind == "named":
+        known |= letters(wanted.value)
+    return operations(given) <= allowed and letters(given) <= known
 
 
 # --- meanings -------------------------------------------------------------------------------------
@@ -302,19 +305,21 @@ def meaning_of_relation(relation):
     elif len(parts) == 2:
         signs, parts = (*signs, "<"), (*parts, HIGHEST)
     low, name, high = parts
-    if not is_name(name):
+    if not is_name(name) or r"\ne" in signs:
         return relation
     brackets = INTERVAL[signs[0]][0] + INTERVAL[signs[1]][1]
     return Tree("named", (Tree(brackets, (low, high)),), name, "inequality")
 
 
 def is_name(tree):
-    """Whether a tree is x, x_1, f' or (x, y)."""
+    """Whether a tree is x, x_1, (x, y), or a product such as f(3), f'(1), P(A), AB."""
     match tree:
         case Tree("name"):
             return True
         case Tree("()", parts):
             return all(map(is_name, parts))
+        case Tree("*", (Tree("name", _, first), _)):
+            return first[0] in "fgh" or first[0].isupper()
     return False
 
 
