@@ -130,7 +130,7 @@ def children_inherit(**variables: str) -> Iterator[None]:
     """A child that is spawned in this block has these variables. It ignores Ctrl-C, which is for
     the trainer, and takes no module from the folder that the user stands in."""
     variables["PYTHONSAFEPATH"] = "1"
-    before = dict(os.environ)
+    before = {name: os.environ[name] for name in variables if name in os.environ}
     os.environ.update(variables)
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:

@@ -207,7 +207,8 @@ def _set_environment(on_cpu: bool, threads: int) -> None:
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # to no cores, which the trainer may be on
             "OMP_NUM_THREADS": str(threads),
         }
-    os.environ.update(wanted | os.environ)
+    for name, value in wanted.items():
+        os.environ.setdefault(name, value)
 
 
 # --- what runs in vLLM's worker: this process or, with several devices, one for each --------------
