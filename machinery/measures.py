@@ -5,7 +5,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 
-from torch import Tensor
+from torch import Tensor, no_grad
 from transformers import PreTrainedModel
 
 from core.policy import MicroBatch
@@ -36,6 +36,7 @@ class Totals:
         # By the row of a rollout that is kept and was trained on: lists of a value of each token.
         self.tokens = {}
 
+    @no_grad()
     def add(
         self,
         m: MicroBatch,

@@ -193,9 +193,8 @@ class Run:
     stopped_at_once: bool = False  # by a second Ctrl-C
 
     def __post_init__(self):
-        self.settings = self.start.settings
-        if self.record:
-            self.feed, self.folder = self.record.feed, self.record.folder
+        self.settings, record = self.start.settings, self.record
+        self.feed, self.folder = record and record.feed, record and record.folder
 
     # In which all ranks take part
 
