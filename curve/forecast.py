@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import stdtrit  # quantiles of Student's t; scipy.stats is slow to import
 
-from curve.fit import NO_RISE, Fit, beyond_0, fit_series, fit_sigmoid, power_law, with_interval
+from curve.fit import NO_RISE, Fit, beyond_0, fit_sigmoid, power_law
 from curve.least_squares import Array
 from curve.logs import Series
 
@@ -170,24 +170,3 @@ def held_out(
         "came": y[first:].mean(),
         **forecasts(early, later, scatter),
     }
-
-
-# --- 4. While a run goes on -----------------------------------------------------------------------
-
-
-def outlook(series: Series) -> str:
-    """Where a run is going, in a few words for its progress bar; "" if there are too few points to
-    say."""
-    if len(series.x) <= 6:
-        return ""
-    try:
-        fit = fit_series(series)
-    except ValueError:  # nothing has moved yet
-        return ""
-    if fit.collapsed:
-        return "collapsed"
-    low, high = fit.interval["A"]
-    if not fit.identified:
-        return f"A > {low:.2f}"
-    gain = gain_of_twice(fit)["gain"]
-    return f"A {with_interval(fit.A, low, high, '.2f')}, 2x compute {gain:+.2f}"

@@ -21,7 +21,6 @@ from core.feed import Feed
 from core.rollouts import Batch, Group
 from core.screen import warn
 from core.settings import Settings
-from curve.forecast import outlook
 from curve.logs import Series
 from machinery.evaluation import completion_columns
 from machinery.folder import append_line, checkpoints, drop_later, step_of
@@ -64,7 +63,6 @@ class Record:
         # Of training at the last line; and that a generator was busy, which no line has counted.
         self.logged_seconds, self.unlogged_busy = 0.0, 0.0
         self.progress = None  # a progress bar, as soon as training begins
-        self.outlooks = []  # where the curve of each source is going, in words for the bar
         self.failure = ""  # why the run cannot go on
         self.tracker = self.settings.track
         self.send = None  # to the tracker, from the first line on
@@ -170,7 +168,7 @@ class Record:
         """Move the progress bar."""
         words = []
         if self.validations:
-            words = [f"last validation {self.validations[-1]['pass_rate']:.3f}", *self.outlooks]
+            words = [f"last validation {self.validations[-1]['pass_rate']:.3f}"]
         if self.last_steps:
             now = self.last_steps[-1]
             seconds = now["wall_seconds"] / now["step"]  # with validations and their like
@@ -181,7 +179,7 @@ class Record:
                 f"off-policy {now['off_policyness_mean']:.1f}",
                 f"{seconds:.1f} s a step, {left:.0f} minutes left",
             ]
-        self.progress.show(step, ", ".join(filter(None, words)))
+        self.progress.show(step, ", ".join(words))
 
     # Validations
 
@@ -225,7 +223,6 @@ class Record:
         self.log(line)
         fallen, _ = self.fall()
         self.warn(step, {"mismatch": apart, "fall": fallen})
-        self.outlooks = [outlook(series) for series in self.series()]
         self.show(step)
 
     def fall(self) -> tuple[str, Path | None]:

@@ -22,7 +22,6 @@ from curve.flags import run_command
 from curve.forecast import (
     forecasts,
     levelled_off,
-    outlook,
     reached_at,
 )
 from curve.least_squares import fit_power_law
@@ -167,19 +166,6 @@ def test_the_forecast_is_a_median_if_the_points_do_not_bend():
     assert found["forecast"] == pytest.approx(middle)
     low, high = found["interval"]
     assert low < least and most < high
-
-
-def test_the_outlook_while_a_run_goes_on():
-    x, y = run_of(A=0.9)
-    outlooks = [
-        ("A 0.91 [0.90, 0.92], 2x compute +0.02", x, y),
-        ("A > 0.63", x[:9], y[:9]),
-        ("", x[:6], y[:6]),
-        ("", x, 0 * x),
-        ("collapsed", x, np.where(x > 400, 0.0, y)),
-    ]
-    for words, *points in outlooks:
-        assert outlook(Series("run", *points)) == words
 
 
 def test_the_compute_for_a_pass_rate():
