@@ -107,7 +107,6 @@ class KeptRollouts:
     def add_batch(self, step: int, batch: Batch, worth: loss.Worth, totals: Totals) -> None:
         """Add the groups of a step that are kept, with what `totals` has of their tokens."""
         may_retire = self.settings.recipe.no_positive_resampling
-        filtered_P = loss.zero_variance(worth.rewards_PG, batch.usable_PG)
         for p, (group, usable_G) in enumerate(zip(batch.groups, batch.usable_PG)):
             first_row = p * len(usable_G)
             if first_row not in totals.kept_rows:
@@ -117,7 +116,7 @@ class KeptRollouts:
             line["mean_reward"] = rewards.mean().item() if len(rewards) else None
             line["retired"] = may_retire and loss.retires(group.pass_rate)
             for i, completion in enumerate(line["completions"]):
-                fate = "zero variance" if filtered_P[p] else "trained"
+                fate = "trained" if worth.counted_PG[p, i] else "filtered"
                 if not usable_G[i]:
                     fate = "truncated" if completion["truncated"] else "no verdict"
                 completion["became"] = fate

@@ -59,7 +59,7 @@ def groups_of_every_fate():
     return groups
 
 
-FATES = [["trained"] * 3 + ["truncated"], ["trained"] * 3 + ["no verdict"], ["zero variance"] * 4]
+FATES = [["trained"] * 3 + ["truncated"], ["trained"] * 3 + ["no verdict"], ["filtered"] * 4]
 
 
 def policy_of(model, rollout):
