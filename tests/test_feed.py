@@ -271,6 +271,17 @@ def test_pitfall_16_no_token_is_older_than_k_and_no_prompt_is_lost(asynchrony, s
     assert sorted(prompts) == sorted(first)
 
 
+def test_a_generator_gets_what_its_slots_hold_and_its_share_of_a_batch():
+    """Slots for 4 groups, and 2 more of the 3 of a step; none before one has come back whole."""
+    feed = StandInFeed("pipeline-8")
+    for came in range(2):  # completions of the first group
+        feed._hand_out(0)
+        assert [group.generator for group in feed.under_way.values()] == [0, 1] * 6
+        feed.under_way[0].rollouts[came] = None
+    feed._hand_out(0)
+    assert feed.under_way[12].generator == 0
+
+
 def test_sources_are_drawn_from_by_their_weights_until_every_prompt_is_retired():
     solved = [f"{s}+{i}=" for s in (0, 1) for i in range(9)]
     feed = StandInFeed("ppo-1", numbers=(9, 3), solved=solved)
