@@ -30,7 +30,7 @@ def pytest_configure(config):
 
 def pytest_collection_modifyitems(items):
     """The longest file comes first: at the end one process would wait for it."""
-    items.sort(key=lambda item: item.path.name != "test_vllm.py")
+    items.sort(key=lambda item: item.path.name != "test_lessons.py")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -22,7 +22,6 @@ ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "docs" / "lessons"
 PATCHES = sorted((FOLDER / "solutions").iterdir())
 LESSONS = {path.name[:2]: path.read_text() for path in sorted(FOLDER.glob("[01][0-9]-*.md"))}
-LONGEST = "900"  # seconds that the commands of a page may take
 
 
 def test_the_one_page_trains_as_train_py_does(tmp_path, monkeypatch, capsys):
@@ -48,8 +47,7 @@ def test_the_notebook_says_what_lesson_1_says(monkeypatch, capsys):
     cells = json.loads((FOLDER / "01-a-curve-by-hand.ipynb").read_text())["cells"]
     monkeypatch.setenv("MPLBACKEND", "agg")
     monkeypatch.chdir(FOLDER)  # as Jupyter does
-    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-    exec("\n".join(code), {})
+    exec("\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"), {})
     printed = capsys.readouterr().out
     assert "A 0.694, 95 % [0.680, 0.712]; B 2.03" in printed  # the figures of the lesson
     assert "10 validations: A is known, 0.665 [0.643, 0.696]; it ended at 0.688" in printed
@@ -93,13 +91,13 @@ def test_the_entropy_bonus_and_the_kl_do_what_their_page_says(models, tmp_path, 
 
 def shell(command: str, folder: Path) -> str:
     """Run bash in a folder, with the Python of the tests. Returns what it printed; AssertionError
-    with that if it fails or takes too long."""
-    environment = {name: os.environ[name] for name in os.environ if "PYTEST" not in name}
-    environment["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    with that if it fails or takes 900 seconds."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    ours = {"PATH": path, "PYTHONPATH": "", "PYTEST_ADDOPTS": "-n 0"}
     ended = subprocess.run(
-        ["timeout", LONGEST, "bash", "-c", command],
+        ["timeout", "900", "bash", "-c", command],
         cwd=folder,
-        env=environment | {"PYTHONPATH": ""},
+        env={name: os.environ[name] for name in os.environ if "PYTEST" not in name} | ours,
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

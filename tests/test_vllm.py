@@ -34,5 +34,5 @@ def test_a_whole_short_run_with_vllm_learns(tmp_path):
     assert run.returncode == 0, run.stderr
     steps, validations = (log(tmp_path / "runs/vllm", kind) for kind in ("train", "validation"))
     assert len(steps) == 14 and max(line["off_policyness_max"] for line in steps) in range(1, 9)
-    assert len(validations) == 3 and all(line["mismatch_max"] < 1e-4 for line in validations)
+    assert len(validations) == 3 and all(line["mismatch_max"] < 1e-3 for line in validations)
     assert validations[-1]["pass_rate"] > validations[0]["pass_rate"] + 0.2
