@@ -53,18 +53,13 @@ def spread(number: int, of: int) -> list[int]:
 def token_texts(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[str]:
     """The text of each token; joined, these are the decoded text. If several tokens make one
     character, the last one has it, and the others have ''."""
-    texts = [tokenizer.decode([token]) for token in ids]
-    if "".join(texts) == tokenizer.decode(ids):
-        return texts
     # ids[:shown] have their texts. ids[start:shown] are decoded again, as context.
     texts, start, shown = [], 0, 0
     for end in range(1, len(ids) + 1):
         now = tokenizer.decode(ids[start:end])
-        incomplete = now.endswith("\ufffd") and end < len(ids) and end - shown < LONGEST_CHARACTER
-        if incomplete:
-            texts.append("")
-        else:
-            texts.append(now[len(tokenizer.decode(ids[start:shown])) :])
+        texts.append("")
+        if not now.endswith("\ufffd") or end == len(ids) or end - shown == LONGEST_CHARACTER:
+            texts[-1] = now[len(tokenizer.decode(ids[start:shown])) :]
             start, shown = shown, end
     return texts
 
