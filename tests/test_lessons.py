@@ -92,8 +92,11 @@ def test_the_entropy_bonus_and_the_kl_do_what_their_page_says(models, tmp_path, 
 def shell(command: str, folder: Path) -> str:
     """Run bash in a folder, with the Python of the tests. Returns what it printed; AssertionError
     with that if it fails or takes 900 seconds."""
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    ours = {"PATH": path, "PYTHONPATH": "", "PYTEST_ADDOPTS": "-n 0"}
+    ours = {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": "",
+        "PYTEST_ADDOPTS": "-n 0",
+    }
     ended = subprocess.run(
         ["timeout", "900", "bash", "-c", command],
         cwd=folder,

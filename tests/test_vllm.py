@@ -33,6 +33,8 @@ def test_a_whole_short_run_with_vllm_learns(tmp_path):
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     steps, validations = (log(tmp_path / "runs/vllm", kind) for kind in ("train", "validation"))
-    assert len(steps) == 14 and max(line["off_policyness_max"] for line in steps) in range(1, 9)
-    assert len(validations) == 3 and all(line["mismatch_max"] < 1e-3 for line in validations)
+    assert len(steps) == 14 and 0 < max(line["off_policyness_max"] for line in steps) < 9
+    assert len(validations) == 3
+    for line in validations:  # older keys and values make both ten times these limits
+        assert line["mismatch_max"] < 1e-3 and line["mismatch_mean"] < 1e-6
     assert validations[-1]["pass_rate"] > validations[0]["pass_rate"] + 0.2
