@@ -137,7 +137,7 @@ def test_a_flag_is_kept_and_slots_are_halved_until_they_fit(tmp_path):
 @pytest.mark.parametrize("gpu", ["1", "2"])
 def test_a_rank_that_has_too_little_memory_alone_ends_the_run(tmp_path, gpu):
     """It waits for the other, or the other for it, and neither for ever."""
-    flags = ["--engine", "torch", "--name", "run", "--trainers", "2", "--wait-timeout", "30"]
+    flags = ["--engine", "torch", "--name", "run", "--trainers", "2", "--wait-timeout", "15"]
     room = largest(192 * 8192, gpu)
     done = run(3, ROOT / "train.py", *flags, *SIZES, folder=tmp_path, **room)
     assert done.returncode == 1
