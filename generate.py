@@ -119,8 +119,7 @@ def evaluate(command: GenerateCommand) -> None:
         with VerifierPool(*command.verifier_limits) as pool:
             verdicts = judge_all(pool, problems, rollouts, texts)
         figures = evaluation_figures(rollouts, verdicts, samples)
-        path = model_path(command.model)
-        report_evaluation(command.model, path, source, figures, samples, command.log)
+        report_evaluation(command.model, source, figures, samples, command.log)
         for kind, chosen in examples(rollouts, verdicts).items():
             for rollout in [*chosen.values()][: command.show]:
                 print(quoted("prompt", prompts[rollout.request.group]))

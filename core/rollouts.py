@@ -25,6 +25,8 @@ from core.screen import warn
 from data import Problem
 from data.verify import Verdict
 
+PATIENCE = 60.0  # seconds to wait for parameters that are complete
+
 
 @dataclass(frozen=True)
 class Request:
@@ -63,15 +65,13 @@ class Rollout:
         return len(self.request.prompt_ids) + len(self.tokens)
 
 
-def given_rollout(
-    prompt_ids: list[int], tokens: list[int], sampled: list[bool] | None = None
-) -> Rollout:
-    """A rollout of these tokens. sampled: which of them count as sampled; None: all."""
+def given_rollout(prompt_ids: list[int], tokens: list[int]) -> Rollout:
+    """A rollout of these tokens, as if they had been sampled."""
     T = len(tokens)
     return Rollout(
         request=Request(group=0, index=0, prompt_ids=prompt_ids, thinking_budget=T, seed=(0,)),
         tokens=np.array(tokens, np.int32),
-        sampled=np.array(sampled or [True] * T),
+        sampled=np.ones(T, bool),
         logprobs=np.zeros(T, np.float32),
         versions=np.zeros(T, np.int32),
     )
@@ -233,11 +233,11 @@ class SharedParameters:
                 views[name].copy_(parameter)
         self.written_W[rank] = version
 
-    def read(self, copy: Callable[[], None], timeout: float = 60.0) -> int:
+    def read(self, copy: Callable[[], None]) -> int:
         """Call `copy`, which copies the parameters, until no write has come between. Returns the
-        version that was copied, the newest. TimeoutError if that does not happen within `timeout`
+        version that was copied, the newest. TimeoutError if that does not happen within PATIENCE
         seconds."""
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
             version = self.version
             if version >= 0 and self.holds(version):
@@ -246,11 +246,11 @@ class SharedParameters:
                     return version
             time.sleep(0.001)
         raise TimeoutError(
-            f"no complete version of the parameters within {timeout:.0f} s: has the trainer died?"
+            f"no complete version of the parameters within {PATIENCE:.0f} s: has the trainer died?"
         )
 
     @torch.no_grad()
-    def read_into(self, model: PreTrainedModel, timeout: float = 60.0) -> int:
+    def read_into(self, model: PreTrainedModel) -> int:
         """`read` into the parameters of a model."""
         parameters = dict(model.named_parameters())
 
@@ -258,7 +258,7 @@ class SharedParameters:
             for name, values in self.on(model.device, parameters):
                 parameters[name].copy_(values)
 
-        return self.read(copy, timeout)
+        return self.read(copy)
 
     def pin(self) -> None:
         """Lock the memory for this process, as long as this object is there: copies to and from its

@@ -27,7 +27,7 @@ def warn(about: str, text: str) -> bool:
 
 
 class Progress:
-    """A progress bar of steps. In a file, or on a terminal without cursor or size, it is about
+    """A progress bar of steps. In a file, or on a terminal without cursor or size, it is at most
     fifty lines."""
 
     def __init__(self, about: str, total: int, done: int = 0):
@@ -44,7 +44,7 @@ class Progress:
         """Move to this step, and put the text beside the bar."""
         self.bar.set_postfix_str(text, refresh=False)
         self.bar.update(done - self.bar.n)
-        next_line = min(self.total, self.last_line + max(1, self.total // 50))
+        next_line = min(self.total, self.last_line + -(-self.total // 50))
         if self.bar.disable and done >= next_line > self.last_line:
             self.last_line = done
             say(f"{self.about}: step {done} of {self.total}, {text}")

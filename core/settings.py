@@ -221,7 +221,7 @@ class GenerateCommand(Sampling):
         1.0, "of sampling, 1 as in training; 0 takes the likeliest token", least=0
     )
     show: int = option(
-        2, "with --evaluate: print so many right and so many wrong completions", least=0
+        2, "with --evaluate: print so many right, partly right and wrong completions", least=0
     )
     length_control: Literal["interruption", "penalty"] = option(
         "interruption", "penalty: nothing is interrupted"
@@ -247,8 +247,8 @@ PRESETS["short"] |= {"asynchrony": "pipeline-2", "length_control": "penalty"}  #
 # On a GPU a preset has none of these, and a run tries what fits (machinery/trainer.py).
 BY_MEMORY = ("slots", "gradient_checkpointing", "tokens_per_micro_batch")
 
-# A resumed run may change these: devices, how often it writes, and --least-prompts, if it has run
-# out of prompts.
+# A resumed run may change these: when it ends, how often it writes, devices and what they hold,
+# patience, and --least-prompts, if it has run out of prompts.
 MAY_CHANGE = set(
     """resume from_step steps validation_every checkpoint_every keep_checkpoints track engine
     tensor_parallel generators trainers one_process slots generator_memory tokens_per_micro_batch

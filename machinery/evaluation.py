@@ -9,7 +9,7 @@ import numpy as np
 from tqdm import tqdm
 
 from core.rollouts import Rollout
-from core.settings import run_of
+from core.settings import model_path, run_of
 from curve.plots import COMPUTE_UNITS
 from data import Problem
 from data.load import Source
@@ -95,10 +95,9 @@ def pass_at_k(scores_PN: np.ndarray, k: int) -> tuple[float, float, float]:
 
 
 def report_evaluation(
-    model: str, path: str, source: Source, figures: dict, samples: int, log: Path | None
+    model: str, source: Source, figures: dict, samples: int, log: Path | None
 ) -> None:
-    """Print the figures of a data set, and add them to the log. path: the folder that `model`
-    names."""
+    """Print the figures of a data set, and add them to the log."""
     print(f"{source.name}: {figures['problems']} problems, {samples} completions of each")
     labels = {"pass_rate": f"mean@{samples}", "score_mean": "score"}
     for name in figures:
@@ -115,10 +114,10 @@ def report_evaluation(
     if log is None:
         return
     line = {"data": source.name, "model": model}
-    state = Path(path).parent / "state.json"
+    state = Path(model_path(model)).parent / "state.json"
     if state.exists():  # of a checkpoint
         stored = json.loads(state.read_text())
         line |= {"step": stored["step"], **stored["compute"]}
-    elif run_of(path) is None:  # before training
+    elif run_of(model) is None:  # before training
         line |= {"step": 0, **dict.fromkeys(COMPUTE_UNITS, 0)}
     append_line(log, line | figures)

@@ -101,6 +101,11 @@ def checkpoint_of(folder: Path, step: int | None) -> Path | None:
     return by_step.get(step)
 
 
+def remove_checkpoint(checkpoint: Path) -> None:
+    """Remove a checkpoint. If the process is killed meanwhile, what is left is no checkpoint."""
+    shutil.rmtree(checkpoint.rename(f"{checkpoint}.partial"))
+
+
 @contextlib.contextmanager
 def whole_folder(target: Path) -> Iterator[Path]:
     """A folder to write into. It replaces `target` once all of it is on disk. OSError if it

@@ -12,14 +12,14 @@ from core.policy import MicroBatch
 from core.rollouts import Batch, tokens_and_pairs
 from machinery.ranks import from_all_ranks
 
-# The columns of some sums over tokens, and sums that have no column of their own.
+# The columns of some sums over tokens.
 NAMES = {
     "ratio": "ratio_mean",
     "clipped": "clipped_fraction",
     "kl": "kl_estimate",
     "entropy": "entropy",
 }
-COUNTS = ("loss", "ratio_squared", "fed", "pairs")
+NO_COLUMN = ("loss", "ratio_squared", "fed", "pairs", "tokens")  # sums without a mean
 
 # --- what a step measures on its tokens -----------------------------------------------------------
 
@@ -97,9 +97,9 @@ class Totals:
         columns["ratio_max"] = self.ratio_max if sums["tokens"] else None
         columns["effective_sample_size"] = sums["ratio"] ** 2 / (tokens * sums["ratio_squared"])
         for name in sorted({*sums, *NAMES}):
-            if name not in COUNTS and not name.startswith("tokens"):
-                # Of all tokens, or of those of one age.
-                number = sums[name.replace("log_ratio", "tokens")] if "age" in name else tokens
+            if name not in NO_COLUMN and not name.startswith("tokens_age"):
+                # Of the tokens of one age, or of all.
+                number = sums.get("tokens" + name.removeprefix("log_ratio"), tokens)
                 columns[NAMES.get(name, name)] = sums[name] / number
         return columns
 

@@ -46,6 +46,7 @@ from machinery.folder import (
     checkpoints,
     lock_folder,
     new_folder,
+    remove_checkpoint,
     step_of,
     whole_folder,
     write_config,
@@ -56,7 +57,8 @@ from machinery.record import Record, refuse_missing_tracker
 from machinery.trainer import Start, gather, numerics_mismatch
 
 SHARED_MEMORY = Path("/dev/shm")  # where Linux has what processes share
-COMPARED = 64  # completions of a validation whose log-probabilities trainer and generator compare
+# Of at most so many completions of a validation trainer and generator compare log-probabilities.
+COMPARED = 64
 
 
 # --- how a run is opened --------------------------------------------------------------------------
@@ -73,6 +75,8 @@ def open_run(asked: Settings, sources: list[Source] | None = None) -> "Run":
     refuse_missing_tracker(asked.track)
     sources = sources or read_sources(asked)
     folder = asked.resume or new_folder(asked)
+    # Before its checkpoint is chosen: a process that ends may still write a newer one.
+    lock = lock_folder(folder) if asked.resume else None
     checkpoint = checkpoint_of(folder, asked.from_step)
     first_model = newest_model = model_path(asked.model)
     step, moments, state = 0, None, None
@@ -107,13 +111,13 @@ def open_run(asked: Settings, sources: list[Source] | None = None) -> "Run":
 
     # Only now is anything written.
     folder.mkdir(parents=True, exist_ok=True)
-    lock = lock_folder(folder)
+    lock = lock or lock_folder(folder)
     write_config(folder, dataclasses.replace(asked, learning_rate=settings.learning_rate))
     if settings.resume:
         say(f"{folder}: going on from step {step}")
-    for later in checkpoints(folder):
+    for later in reversed(checkpoints(folder)):
         if step_of(later) > step:  # it comes again
-            shutil.rmtree(later)
+            remove_checkpoint(later)
     devices = [*sum(generators, ()), *trainers]
     if settings.one_process or "cpu" not in devices:
         devices = {*devices}  # a GPU that does both is one
@@ -227,7 +231,7 @@ class Run:
         _, before_fall = self.record.fall()
         for old in checkpoints(self.folder)[: -self.settings.keep_checkpoints]:
             if old != before_fall:
-                shutil.rmtree(old)
+                remove_checkpoint(old)
 
     # Which rank 0 answers
 
@@ -257,8 +261,9 @@ class Run:
         """Whether a validation of this version is due and has not been made yet. It is due now and
         then, and at the end."""
         regular = version % self.settings.validation_every == 0
-        prompts_left = any(order.left for order in self.feed.orders)
-        due = regular or version == self.settings.steps or not prompts_left
+        more = any(order.left for order in self.feed.orders)
+        more = more or len(self.feed.under_way) >= self.settings.groups_per_step
+        due = regular or version == self.settings.steps or not more
         return due and self.record.last_validation < version and not self.over()
 
     def finish_step(
@@ -286,8 +291,8 @@ class Run:
     def _sample_held_out(self, version: int) -> list[Rollout]:
         """Some of the completions of a validation."""
         self.held_out = self.feed.validate(version) or []
-        rollouts = [rollout for group in self.held_out for rollout in group.rollouts.values()]
-        return rollouts[:: max(1, len(rollouts) // COMPARED)]
+        rollouts = [rollout for group in self.held_out for rollout, _ in group.judged()]
+        return rollouts[:: -(-len(rollouts) // COMPARED) or 1]
 
     # Why it ends
 
@@ -334,7 +339,7 @@ class Run:
             # With --one-process it may come out of a task, whose traceback is wanted.
             elsewhere = isinstance(error, ConnectionError | TimeoutError)
             if isinstance(error, OSError) and not (elsewhere or self.settings.one_process):
-                self.error = f"the run's folder cannot be written: {error}"
+                self.error = f"a file cannot be read or written: {error}"
                 return
             _, ranks = rank_and_ranks()
             if ranks > 1:

@@ -45,7 +45,9 @@ def settings(steps: int = 1, **changes) -> Settings:
 
 
 def rollout(group, index, prompt, tokens, sampled=None, truncated=False, version=FIRST):
-    made = given_rollout(prompt, tokens, None if sampled is None else [*sampled])
+    made = given_rollout(prompt, tokens)
+    if sampled is not None:
+        made.sampled[:] = [*sampled]
     noise = np.random.default_rng((group, index)).random(len(tokens))
     return replace(
         made,

@@ -191,7 +191,7 @@ def test_when_a_rank_dies_or_raises_or_the_disk_is_full_the_run_ends_and_goes_on
     run.until(lambda: "devices:" in run.text())
     less_than_a_model = (400_000, 400_000)  # bytes
     resource.prlimit(run.process.pid, resource.RLIMIT_FSIZE, less_than_a_model)
-    fails(run, "error: the run's folder cannot be written", "File too large")
+    fails(run, "error: a file cannot be read or written", "File too large")
     assert "Traceback" not in run.text()
     assert not list(run.folder.rglob("*.partial"))
     assert all(json.loads(line) for line in (run.folder / "log.jsonl").read_text().splitlines())

@@ -84,7 +84,9 @@ def log_a_step(record, step, waited=0.0):
     batch = Batch(batch_of_groups(), FIRST)
     worth = loss.Worth(*[2 * batch.scores_PG - 1] * 4)
     figures = {"skipped": 0, "groups_counted": 3}
-    record.log_step(step, batch, Totals(FIRST), worth, figures)
+    totals = Totals(FIRST)
+    totals.sums.update(tokens=4, ratio_squared=1, coverage=2)
+    record.log_step(step, batch, totals, worth, figures)
 
 
 # --- the clock and compute ------------------------------------------------------------------------
@@ -107,6 +109,7 @@ def test_the_clock_of_training_stands_in_validations_and_goes_on_when_a_run_is_r
     (line,) = lines(tmp_path, "train")
     # The step takes 11 seconds of training. What was busy in the validation is not of this step.
     assert line["generator_idle_fraction"] == 1 - 5.5 / 11
+    assert line["coverage"] == 2 / 4  # a sum that is not of one age
     before = 3 * 11.0 + 2 * 4.0
     assert line["compute_device_hours"] * 3600 == pytest.approx(before)
     state = record.state() | {"step": 1}
@@ -264,7 +267,7 @@ def test_what_ends_a_run_is_said_in_words(resumable, monkeypatch, capsys, saved)
         monkeypatch.setattr("machinery.run.checkpoints", lambda _: [])
     for error, words in (
         (torch.OutOfMemoryError("CUDA is full. Tried .."), "CUDA is full: lower --slots"),
-        (OSError(errno.ENOSPC, "No space left"), "folder cannot be written: [Errno 28]"),
+        (OSError(errno.ENOSPC, "No space left"), "cannot be read or written: [Errno 28]"),
         (GeneratorFailed("generator 0 cannot start"), "generator 0 cannot start"),
     ):
         resumable(error)
@@ -289,10 +292,11 @@ def test_data_that_have_changed_and_a_folder_in_use_are_refused(resumable, monke
     refused = ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
     resumable(refused)
     with lock_folder(Path("runs/run")), pytest.raises(ValueError, match=f"process {os.getpid()}"):
-        run_train(RESUME)
+        run_train([*RESUME, "--from-step", "1"])  # before there is a look at its checkpoints
     with pytest.raises(RuntimeError, match="the run has failed") as failed:
         run_train(RESUME)
     assert failed.value.__cause__ is refused
+    refused.__traceback__ = failed = None  # they held the lock
     problems = arithmetic.problems
     monkeypatch.setattr(arithmetic, "problems", lambda *asked: problems(*asked)[::-1])
     with pytest.raises(ValueError, match="are not those that its checkpoint"):
@@ -334,10 +338,14 @@ def test_a_fall_is_said_with_the_command_that_goes_on_from_before_it_and_it_does
     write_config(folder, dataclasses.replace(chosen, **named))
     started = Mock()
     monkeypatch.setattr(train, "train", started)
-    resume = ["--resume", "runs/fallen", "--from-step"]
+    back_to = lambda step: run_train(["--resume", "runs/fallen", "--from-step", str(step)])
     with pytest.raises(ValueError, match="is 3; .* are of steps 52, 53, 54, 55, 56"):
-        run_train([*resume, "3"])
-    assert run_train([*resume, str(FIRST + 2)]) == 0
+        back_to(3)
+    with monkeypatch.context() as killed, pytest.raises(ZeroDivisionError):
+        killed.setattr(shutil, "rmtree", lambda *_: 1 / 0)
+        back_to(FIRST + 2)
+    assert saved() == [2, 3, 4, 5]  # none that is half there
+    assert back_to(FIRST + 2) == 0
     assert started.call_args.args[1].step == FIRST + 2
     assert saved() == [2]
     assert max(line["step"] for line in json_lines(folder / "log.jsonl")) == FIRST + 2

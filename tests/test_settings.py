@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-from typing import get_args, get_type_hints
 
 import pytest
 import torch
@@ -18,7 +17,6 @@ from core.model import first_learning_rate
 from core.settings import (
     PRESETS,
     GenerateCommand,
-    Sampling,
     Settings,
     cpu_threads,
     devices_here,
@@ -159,7 +157,6 @@ def test_what_the_presets_set_is_what_settings_has():
     names = with_recipe(Settings()).keys()
     assert settings_module.MAY_CHANGE | {*settings_module.OF_ITS_RUN} <= names
     assert all(values.keys() <= names for values in PRESETS.values())
-    assert get_args(get_type_hints(Sampling)["defaults"]) == ("auto", *PRESETS)
 
 
 def test_the_budgets_of_a_small_model_fit_2048_positions_and_its_learning_rate_goes_by_its_size():

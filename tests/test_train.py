@@ -145,7 +145,8 @@ def test_a_run_ends_when_every_prompt_of_a_task_of_ones_own_is_retired(tmp_path)
     steps = log(folder, "train")
     assert 2 <= len(steps) < 20 and steps[-1]["prompts_retired"] == 8
     assert all(line["interrupted_fraction"] == 0 for line in steps)
-    assert log(folder, "validation")[-1]["step"] == len(steps) and (folder / "model").is_dir()
+    validated = {line["step"] for line in log(folder, "validation")}
+    assert len(steps) in validated <= {0, 8, 16, len(steps)} and (folder / "model").is_dir()
 
 
 @pytest.mark.slow
