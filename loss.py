@@ -228,8 +228,8 @@ def interrupt_or_truncate(length_control: str, sampled, closed_at, thinking_budg
     """Whether a completion is interrupted or truncated now: (interrupt, truncate), each bool.
 
     sampled: tokens sampled so far. closed_at: how many there were when thinking ended, by
-    `</think>` or by an interruption; negative while thinking goes on. All are ints or integer
-    arrays of one shape. For a completion that has its EOS the answer means nothing.
+    `</think>` or by an interruption; negative while thinking goes on. All are integer arrays
+    of one shape. For a completion that has its EOS the answer means nothing.
 
     interruption: if thinking reaches its budget, the phrase is appended. Its tokens are forced:
     they are context, and have no ratio, no weight and no place in the length. The answer has a
@@ -333,21 +333,17 @@ def _chunk_logprobs(
 
 
 def sampled_logprobs(
-    hidden_ND: Tensor,
-    head_VD: Tensor,
-    targets_N: Tensor,
-    fp32: bool | str,
-    chunk: int | None = None,
+    hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, fp32: bool | str
 ) -> tuple[Tensor, Tensor]:
     """log pi_train of the target tokens [N] (differentiable), and the policy's entropy there [N],
     in nats.
 
     hidden_ND: the output of the trunk (the model without its head) at the positions that predict
-    targets_N. The logits exist for `chunk` tokens at a time only (None: `chunk_tokens`): with a
-    vocabulary of 150,000 the fp32 logits of a whole batch would fill the memory before anything
-    else. The backward computes them again, but not the entropy, which comes last.
+    targets_N. The logits exist for `chunk_tokens` tokens at a time only: with a vocabulary of
+    150,000 the fp32 logits of a whole batch would fill the memory before anything else. The
+    backward computes them again, but not the entropy, which comes last.
     """
-    chunk = chunk or chunk_tokens(len(head_VD))
+    chunk = chunk_tokens(len(head_VD))
     pieces = [
         checkpoint(_chunk_logprobs, hidden, head_VD, targets, fp32, use_reentrant=False)
         for hidden, targets in zip(hidden_ND.split(chunk), targets_N.split(chunk))
