@@ -98,8 +98,9 @@ def test_a_study_is_interrupted_goes_on_and_finds_itself_finished(tmp_path, monk
 # In place of train.py: a run that takes SECONDS. The file `events` has a + at its begin, and a - at
 # its end.
 TRAIN = """
-import json, pathlib, sys, time
+import json, pathlib, signal, sys, time
 
+signal.signal(signal.SIGTERM, signal.default_int_handler)
 folder = pathlib.Path("runs", sys.argv[sys.argv.index("--name") + 1])
 folder.mkdir()
 with open(folder / "log.jsonl", "w") as log, open("events", "a", buffering=1) as events:

@@ -186,7 +186,7 @@ def train_all(runs: dict[Path, list[str]], jobs: int) -> bool:
         if running:
             say("Stopping the runs; the same command goes on.")
         for run in running.values():
-            run.send_signal(signal.SIGINT)
+            run.terminate()  # SIGTERM, which nobody has ignored for it
         for run in running.values():
             run.wait()
     return failed
