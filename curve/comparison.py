@@ -147,7 +147,8 @@ def difference_of_ceilings(first: list[Fit], second: list[Fit]) -> Estimate:
     The interval of a run's A is longer above A than below. So the low end uses the lower halves of
     the first variant's intervals and the upper halves of the second's, and the high end uses the
     opposite halves. A run without a ceiling has no A: the end of its interval replaces A, and the
-    smaller of the two gaps is returned. If all runs show a ceiling, there is one gap.
+    smaller of the two gaps is returned if they have one sign. If all runs show a ceiling, there is
+    one gap.
     """
     least, below = difference(asymptotes(first, 0), asymptotes(second, 1), SCATTER_OF_A)
     most, above = difference(asymptotes(first, 1), asymptotes(second, 0), SCATTER_OF_A)
@@ -234,7 +235,7 @@ class Comparison:
     %."""
 
     variants: tuple[str, str]  # names
-    kind: str  # a key of VERDICTS; the last two if a ceiling is not identified
+    kind: str  # a key of VERDICTS; the last two if a run is not `comparable`
     winner: str | None  # the variant that the verdict names
     verdict: str  # in a few words
     numbers: str = ""  # the reasons for the verdict, in words

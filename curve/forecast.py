@@ -117,9 +117,9 @@ def reached_at(fit: Fit, pass_rate: float) -> dict:
     C = np.geomspace(fit.C_max, FURTHEST * fit.C_max, 400)
     x, high, low = (next(iter(C[curve >= pass_rate]), None) for curve in each(fit, C))
     beyond = f"within {FURTHEST} times the compute"
-    if x == fit.C_max or (fit.fell and fit.y.max() >= pass_rate):
-        x, y = fit.points  # the one before training too
-        x = low = high = next(iter(x[y >= pass_rate]), fit.C_max)
+    compute, rates = fit.points  # the one before training too
+    if rates.max() >= pass_rate and (x == fit.C_max or fit.fell):
+        x = low = high = compute[rates >= pass_rate][0]
         sentence = f"{pass_rate:g} is reached already, first at {x:.4g}"
     elif low is None:
         sentence = f"{pass_rate:g} is not reached {beyond}"

@@ -138,8 +138,8 @@ def natural_order(path: Path) -> str:
 
 
 def text_records(log: Path) -> list[dict]:
-    """The records in a text, without a last line that is half: a run is writing it. The first line
-    tells the format."""
+    """The records in a text, without a last line of JSON that is half or a last row that lacks
+    values: a run is writing it. The first line tells the format."""
     text = read_text(log)
     lines = [line for line in text.split("\n") if line.strip() and not line.startswith("#")]
     if not lines:
@@ -180,7 +180,7 @@ def table_records(lines: list[str], is_whole: bool) -> list[dict]:
             "neither JSON, nor verl's console, nor a table whose first line names its columns, like"
             f" x,y: {lines[0][:40].strip()!r}"
         )
-    if not is_whole and None in records[-1].values():
+    if records and not is_whole and None in records[-1].values():
         records.pop()
     for record in records:
         if None in record:

@@ -105,7 +105,7 @@ def _draw_variants(axes, variants: Variants, comparisons: Sequence[Comparison]) 
     named = variants if len(others) < 2 else (first, f"{len(others)} others")
     title = f"Pass rate over compute: {' and '.join(named)} ({len(fits)} runs)"
     axes.set_title(title, fontsize=10, wrap=True)
-    how = "points of all seeds, mean of the fitted curves, forecasts (dashed)"
+    how = "points of all seeds, mean of the fitted curves, to twice the compute (dashed)"
     if any(fit.series.x[0] == 0 for fit in fits):
         how += "; at the left edge: before training"
     if any(fit.fell for fit in fits):
@@ -115,9 +115,9 @@ def _draw_variants(axes, variants: Variants, comparisons: Sequence[Comparison]) 
 
 def _draw_variant(axes, label: str, seeds: list[Fit], color: str) -> None:
     """The points of all seeds, and the mean curve of those that stand. Its band lies between the
-    curves of the seeds; the band of a single seed is its 95 % interval, if it identifies A. The
-    forecast is drawn only if every seed stands and identifies A. No sigmoid falls: if a seed fell,
-    a line joins its points."""
+    curves of the seeds; the band of a single seed is its 95 % interval, if it identifies A. It goes
+    on to twice the compute only if every seed stands and identifies A. No sigmoid falls: if a seed
+    fell, a line joins its points."""
     axes.plot([], [], color=color, label=label)
     points = {"color": color, "alpha": 0.45, "mew": 0}
     at_edge = {"transform": axes.get_yaxis_transform(), "clip_on": False}

@@ -183,6 +183,8 @@ def test_the_compute_for_a_pass_rate():
     assert "reached already, first at 0" in reached_at(fit, 0.15)["sentence"]  # before training
     fell = fit_sigmoid(x, np.where(x > 250, 0.3, y))
     assert "0.7 is reached already" in reached_at(fell, 0.7)["sentence"]
+    lower = fit_sigmoid(x, np.append(y[:-1], y[-3]))  # no point is where its curve is
+    assert "already" not in reached_at(lower, lower.y.max() + 0.001)["sentence"]
 
 
 def test_a_run_that_has_levelled_off_is_told_from_one_that_may_still_climb():

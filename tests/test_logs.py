@@ -313,6 +313,7 @@ def test_parts_of_one_run_are_one_curve_with_a_note(first):
 
 BROKEN = {
     "the file is empty": b"",
+    "no column in [0, 1] is named": b"step,acc",
     "could not convert string to float: '42%'": [("step", "acc"), (1, "42%")],
     "more values than columns: mend ['1', '000', ['0.4']]": b"step,acc\n1,000,0.4\n",
     "no column is named like compute": [{"mine": step, "acc": rate} for step, rate in CURVE],
