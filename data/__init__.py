@@ -13,6 +13,8 @@ first:
         Which texts belong to "validation". Without it the function below decides.
     worded(text, instruction) -> str
         What the model gets of a problem's text (generate.py --prompt).
+    get_ready(problem)
+        What takes long and is no part of the time limit, such as an import.
 
 These are the tasks:
 

@@ -250,7 +250,8 @@ def read_source(spec: Spec) -> Source:
         part = source.validation if is_held_out(problem.key) else source.train
         part.append(problem)
     if "validation" in spec.options:
-        source.validation, _ = read_problems(spec, held_out_files(spec))
+        source.validation, notes = read_problems(spec, held_out_files(spec))
+        source.notes += notes
     columns = [spec.options.get("problem"), *LIKELY_COLUMNS["problem"]]
     for path in parts["test"] + parts["validation"]:
         for _, record in read_records(path):
@@ -336,7 +337,7 @@ def read_problems(spec: Spec, files: list[Path]) -> tuple[list[Problem], list[st
         notes.append(f"{len(repeated)} repeated problems were left out, the first: {repeated[0]}")
     if other:
         notes.append(f"! {len(other)} of these have another answer, the first: {other[0]}")
-    if "tests" in columns:
+    if any(problem.task == "data.tasks.programming" for problem in found.values()):
         sandbox.require_sandbox()
         notes += [
             f"WARNING, programs of the model run with less than full confinement: {gap}"

@@ -198,7 +198,8 @@ class Verifier:
             )
 
     def judge(self, task: str, line: bytes) -> Verdict:
-        """The verdict on a completion of this task. Waits for it, at most for PATIENCE time limits.
+        """The verdict on a completion of this task. Waits for it, at most for PATIENCE time limits;
+        before that, if the task is not imported yet, until it is.
         With a failure other than "error" this verifier is of no use any more."""
         to_begin = PATIENCE * self.time_limit if task in self.imported else IMPORT_LIMIT
         try:

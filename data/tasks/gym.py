@@ -8,7 +8,7 @@ last <answer> </answer> is judged or, without them, all that follows the thinkin
 
 Some of the package's verifiers run an answer as code, and some call wrong answers right: these
 families are refused by name, but for two that have a verifier here. Every verdict is computed in
-the sandbox, in a fork of its own (`sandbox.call`).
+the sandbox, in a fork of its own (`sandbox.call`), if the machine has one whole.
 """
 
 import functools
@@ -79,7 +79,8 @@ def worded(question: str, instruction: str | None = None) -> str:
 
 def score(problem: Problem, completion: str) -> bool:
     """Whether the family's verifier gives the answer a whole 1: some give less than 1 for a part of
-    it. It is asked in the sandbox; what it does not judge in time is wrong."""
+    it. On a machine that confines, it is asked in the sandbox, and what it does not judge
+    in time is wrong."""
     time_left = sandbox.time_of_verdict()
     text = answer_of(completion)
     if len(text) > LONGEST_ANSWER + 2 * len(problem.answer):

@@ -348,9 +348,14 @@ def same(wanted, given):
 
 
 def same_items(wanted, given):
-    """Whether two tuples have the same trees in any order: each has one that is the same."""
-    alike = [[same(item, other) for other in given] for item in wanted]
-    return len(wanted) == len(given) and all(map(any, [*alike, *zip(*alike)]))
+    """Whether two tuples have the same trees, each as often, in any order."""
+    given = [*given]
+    for item in wanted:
+        alike = [other for other in given if same(item, other)]
+        if not alike:
+            return False
+        given.remove(alike[0])
+    return not given
 
 
 def rounds(exact, decimal):
