@@ -67,11 +67,3 @@ def test_pip_installs_the_same_by_extras_as_by_requirements():
         lines = (ROOT / file).read_text().replace("-r requirements.txt", "scalerl[train]").split()
         assert sorted(extras[name]) == sorted(lines), file
     assert {*extras["curve"]} <= {*extras["train"]}
-
-
-def test_the_warnings_that_are_explained_are_those_of_the_program():
-    said = re.sub(r'"\s*\n\s*f?"', "", "".join(SOURCES.values()))
-    page = (ROOT / "docs" / "help.md").read_text()
-    table = page.partition("| warning | meaning |")[2].partition("\n## ")[0]
-    words = re.findall(r"(?m)^\| ([^|-]+) \|", table)
-    assert words and not [each for each in words if each not in said]
