@@ -147,7 +147,7 @@ def text_records(log: Path) -> list[dict]:
     is_whole = text.endswith(("\n", "}"))
     first = lines[0].strip()
     if first[0] in "{[":
-        if first[-1] == "}" and len(lines) > 1:  # JSON lines
+        if first[-1] == "}" and (len(lines) > 1 or "[" not in first):  # JSON lines
             text = ",\n".join(lines if is_whole else lines[:-1]).join("[]")
         return json_records(text)
     text = text.replace(" test_score", " val/test_score")  # verl's first validation

@@ -178,6 +178,7 @@ def test_a_half_written_last_line_is_left_out():
     plain = bytes_of([("step", "val/acc", '"loss, mean"'), *((*at, 1) for at in CURVE)])
     require_curve(read(plain.rstrip()))
     require_curve(read(plain + b"700,0."))
+    assert read(b'{"step": 1, "acc": 0.5}\n').x == [1]
 
 
 # --- which records and columns --------------------------------------------------------------------
