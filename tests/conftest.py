@@ -30,7 +30,7 @@ def pytest_configure(config):
 
 def pytest_collection_modifyitems(items):
     """The longest file comes first: at the end one process would wait for it."""
-    items.sort(key=lambda item: item.path.name != "test_lessons.py")
+    items.sort(key=lambda item: item.path.name not in ("test_lessons.py", "test_vllm.py"))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -43,6 +43,17 @@ def no_group_is_left():
 
         parallel_state.destroy_model_parallel()
         parallel_state.destroy_distributed_environment()
+
+
+@pytest.fixture(autouse=True)
+def nothing_has_been_warned_of(monkeypatch):
+    monkeypatch.setattr("core.screen._warned", set())
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """We stand in tmp_path."""
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture

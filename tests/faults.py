@@ -8,6 +8,7 @@ import re
 import runpy
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -25,6 +26,13 @@ COMPUTED = """
     kind step loss gradient_norm pass_rate ratio_max compute_tokens compute_flops epoch
     off_policyness_max prompts_retired completion_length mismatch_max
 """.split()
+
+
+def python(*command, folder=ROOT, **variables: str) -> subprocess.CompletedProcess:
+    """A command of Python, from its start to its end, with these environment variables besides."""
+    environment = os.environ | variables
+    given = {"cwd": folder, "env": environment, "capture_output": True, "text": True}
+    return subprocess.run([sys.executable, *command], **given)
 
 
 def project(folder: Path, **faults: str) -> Path:

@@ -10,12 +10,14 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.distributions import Categorical
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+import loss
 import train
 from core.feed import Feed, Prompts
 from core.model import load_model, load_tokenizer
-from core.rollouts import Group, Rollout, SharedParameters, given_rollout
+from core.rollouts import Batch, Group, Rollout, SharedParameters, given_rollout
 from core.settings import Settings, parse
 from data import Problem
 from data.load import Source, fingerprint, load_data
@@ -83,6 +85,20 @@ def batch_of_groups(seed=0, vocabulary=18) -> list[Group]:
         correct[2] = not correct[0]
         groups.append(make_group(number, rollouts, correct))
     return groups
+
+
+def worth_of(chosen: Settings, batch: Batch) -> loss.Worth:
+    """What these completions are worth, by loss.py."""
+    of_batch = batch.scores_PG, batch.lengths_PG, batch.usable_PG
+    return loss.worth(chosen.recipe, *of_batch, chosen.thinking_budget[1], chosen.answer_budget)
+
+
+def policy_of(model, rollout) -> tuple[Categorical, Tensor]:
+    """The distribution of each token of a completion, from a plain forward; and its tokens."""
+    prompt = rollout.request.prompt_ids
+    ids = torch.tensor([prompt + rollout.tokens.tolist()])
+    logits_TV = model(input_ids=ids).logits[0, len(prompt) - 1 : -1]
+    return Categorical(logits=logits_TV), ids[0, len(prompt) :]
 
 
 class GivenGroups(Feed):
@@ -156,6 +172,11 @@ def train_on(chosen: Settings, name: str, batches: list, folder: Path) -> tuple[
         return train_rank(0, chosen, name, batches, folder), gradients
     finally:
         handle.remove()
+
+
+def write_lines(path: Path, lines: list[dict]) -> None:
+    """Write a file of lines of JSON."""
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def lines(folder: Path, kind: str) -> list[dict]:

@@ -1,19 +1,14 @@
 """The assignment of the lessons: its tests pass our own code, and fail the stubs and typical
 mistakes."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from faults import python
 
 from docs.lessons.assignment import test_recipe
 from docs.lessons.assignment.test_recipe import Ours
-
-ROOT = Path(__file__).parent.parent
 
 
 def without_the_cut(new, old, *others):
@@ -47,9 +42,6 @@ def test_our_own_code_passes_and_a_mistake_fails(name):
 
 
 def test_the_command_of_the_page_fails_every_stub():
-    command = [sys.executable, "-m", "pytest", "docs/lessons/assignment"]
-    stubs = {"RECIPE": "docs/lessons/assignment/stubs.py"}
-    ended = subprocess.run(
-        command, cwd=ROOT, env=os.environ | stubs, capture_output=True, text=True
-    )
+    folder = "docs/lessons/assignment"
+    ended = python("-m", "pytest", folder, RECIPE=f"{folder}/stubs.py")
     assert "10 failed" in ended.stdout and "passed" not in ended.stdout, ended.stdout

@@ -3,11 +3,10 @@ size.py."""
 
 import importlib
 import sys
-from pathlib import Path
 
 import pytest
+from faults import ROOT
 
-ROOT = Path(__file__).parent.parent
 NAMES = {path.stem for path in (ROOT / "benchmarks").glob("*.py")}
 
 

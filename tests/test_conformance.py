@@ -5,16 +5,17 @@ import json
 import re
 import runpy
 import sys
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
+from faults import ROOT
+from programs import rows
 
 import loss
 from tools import conform
 
-DOCS = Path(__file__).parent.parent / "docs"
+DOCS = ROOT / "docs"
 TEXT = (DOCS / "conformance" / "vectors.json").read_text()
 CASES = {case["name"]: case for case in json.loads(TEXT)}
 BROKEN = (DOCS / "lessons" / "solutions" / "03-broken.patch").read_text()
@@ -109,9 +110,9 @@ Recipe() | Recipe() | dapo prompt | 1 of 5 | dapo prompt far | differs at 20 of 
 """
 
 
-@pytest.mark.parametrize("row", VERDICTS.strip().split("\n"))
+@pytest.mark.parametrize("row", rows(VERDICTS))
 def test_conform_says_what_differs(row, conformed):
-    old, new, cases, equal, case, said = row.split(" | ")
+    old, new, cases, equal, case, said = row
     status, verdicts = conformed(ADAPTER.replace(old, new), cases)
     assert status == (equal != "24 of 24") and verdicts["equal"] == equal
     assert verdicts[case].startswith(said), verdicts[case]

@@ -11,6 +11,7 @@ import huggingface_hub
 import pyarrow.csv
 import pyarrow.parquet
 import pytest
+from faults import ROOT
 from programs import rows
 
 from data import Problem, sandbox, tasks
@@ -25,8 +26,6 @@ from data.load import (
 )
 from data.records import FORMATS
 from data.tasks import arithmetic, mathematics
-
-ROOT = Path(__file__).parent.parent
 
 
 def records(number: int, start: int = 0) -> list[dict]:

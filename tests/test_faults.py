@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 import steps
 import torch
-from faults import COMPUTED, ROOT, TINY, RealRun, check_log, last_step, log, project
+from faults import COMPUTED, ROOT, TINY, RealRun, check_log, last_step, log, project, python
 
 from core.model import load_model
+from core.settings import read_settings
 from machinery import folder as folder_module
 from machinery.folder import checkpoints, json_lines
 from machinery.ranks import Stop
@@ -133,7 +134,7 @@ def test_a_run_goes_on_after_all_else_that_can_go_wrong_beside_the_trainer(tmp_p
         data__tasks__arithmetic=REWARD_FAILS,
         loss=FOURTH_LOSS_IS_NAN,
     )
-    flags = "--steps 10 --validation-every 5 --wait-timeout 30 --verifier-time-limit 2"
+    flags = "--steps 10 --validation-every 5 --wait-timeout 15 --verifier-time-limit 2"
     run = RealRun(folder, *flags.split())
     run.end_well()
     check_log(run.folder, steps=10, validation_every=5)
@@ -144,7 +145,7 @@ def test_a_run_goes_on_after_all_else_that_can_go_wrong_beside_the_trainer(tmp_p
     for text in (
         "RuntimeError: it broke",
         "(1 of --max-restarts 3)",
-        "silent for 30 s (--wait-timeout)",
+        "silent for 15 s (--wait-timeout)",
         "(2 of --max-restarts 3)",
         "no verdict on",
         "the task has raised on a completion",
@@ -199,8 +200,8 @@ def test_when_a_rank_dies_or_raises_or_the_disk_is_full_the_run_ends_and_goes_on
     steps = last_step(run.folder) + 2
     RealRun(folder, "--resume", "runs/run", "--steps", str(steps), "--generators", "2").end_well()
     check_log(run.folder, steps, validation_every=8)
-    config = json.loads((run.folder / "config.json").read_text())
-    assert (config["generators"], config["trainers"]) == (2, 1)
+    config = read_settings(run.folder)
+    assert (config.generators, config.trainers) == (2, 1)
 
 
 def test_temporary_files_of_dead_runs_are_removed_and_no_others(tmp_path, monkeypatch):
@@ -282,24 +283,22 @@ def test_a_second_signal_stops_at_once_and_keeps_the_last_checkpoint(
 
 
 @pytest.mark.slow
-def test_help_and_wrong_flags_are_answered_before_the_long_imports(tmp_path):
+def test_help_wrong_flags_and_wrong_data_are_answered_before_the_long_imports(tmp_path):
     """transformers takes most of the seconds that a start takes."""
     program = """
 import runpy, sys
 for script in ("train.py", "generate.py", "tools/study.py"):
-    for flags in (["--help"], ["--stepz", "3"], ["loo", "--stepz", "3"]):
+    wrong = ["--data", "algebra"] if script == "train.py" else ["loo", "--stepz", "3"]
+    for flags in (["--help"], ["--stepz", "3"], wrong):
         sys.argv = [script, *flags]
         try:
             runpy.run_path(f"{sys.path[0]}/{script}", run_name="__main__")
         except SystemExit as end:
             print("ended", end.code, "transformers" in sys.modules)
 """
-    command = [sys.executable, "-c", f"import sys; sys.path[0] = {str(ROOT)!r}\n{program}"]
-    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    ran = python("-c", f"import sys; sys.path[0] = {str(ROOT)!r}\n{program}", folder=tmp_path)
     ends = [line for line in ran.stdout.split("\n") if line.startswith("ended ")]
     assert ends == ["ended 0 False", "ended 2 False", "ended 2 False"] * 3, ran.stderr
-    assert ran.stdout.count("--learning-rate") >= 1
-    assert ran.stderr.count("did you mean --steps?") >= 2
 
 
 @pytest.mark.slow
@@ -322,9 +321,8 @@ def test_ctrl_c_during_the_imports_is_quiet(tmp_path, script):
 
 
 @pytest.mark.slow
-def test_ctrl_c_before_the_first_step_leaves_the_name_free(tmp_path, monkeypatch, capsys):
+def test_ctrl_c_before_the_first_step_leaves_the_name_free(tmp_path, here, monkeypatch, capsys):
     """While the generators start."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Stop, "listen", lambda stop: stop._on_signal(signal.SIGINT, None))
     assert steps.run_train(["--name", "mine", *TINY]) == 130
     error = capsys.readouterr().err

@@ -130,11 +130,10 @@ def tells(engine, parameters, work, reports):
     ],
 )
 def test_a_generator_is_started_among_its_own_gpus_and_modules(
-    monkeypatch, tmp_path, visible, devices, seen, seen_as
+    monkeypatch, tmp_path, here, visible, devices, seen, seen_as
 ):
     """It never sees others, whatever its imports ask CUDA; the trainer sees all of them again. It
     takes no module from the folder that the user stands in."""
-    monkeypatch.chdir(tmp_path)
     for module in ("multiprocessing", "signal", "torch"):
         (tmp_path / f"{module}.py").write_text("open('it ran', 'w')\nraise ImportError\n")
     monkeypatch.setattr(core.generators, "generator_process", tells)

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import os
 import re
 import shlex
 import shutil
@@ -13,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from curves import fit_of, run_of
+from faults import python
 from matplotlib.figure import Figure
 from scipy.optimize import least_squares
 
@@ -205,9 +205,8 @@ def test_a_run_that_has_levelled_off_is_told_from_one_that_may_still_climb():
 
 
 @pytest.fixture
-def command(capsys, tmp_path, monkeypatch):
+def command(capsys, here):
     """Runs the command in an empty folder: returns exit status, output and errors."""
-    monkeypatch.chdir(tmp_path)
 
     def run(arguments):
         with pytest.raises(SystemExit) as stop:
@@ -399,11 +398,9 @@ def test_it_runs_with_numpy_scipy_and_matplotlib_alone(tmp_path):
     for name in ("fit_curve.py", "curve", "data", "docs"):
         (tmp_path / name).symlink_to(SCRIPT.with_name(name))
     (tmp_path / "sitecustomize.py").write_text(HIDE.replace("HIDDEN", str(hidden)))
-    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
 
     def run(*arguments):
-        how = {"cwd": tmp_path, "env": environment, "text": True}
-        done = subprocess.run([sys.executable, *arguments], capture_output=True, **how)
+        done = python(*arguments, folder=tmp_path, PYTHONPATH=str(tmp_path))
         assert (done.returncode, done.stderr) == (0, "")
         return done.stdout
 
@@ -411,8 +408,7 @@ def test_it_runs_with_numpy_scipy_and_matplotlib_alone(tmp_path):
     hidden, *loaded = run("-c", modules).split()
     assert hidden == "None"
     assert not {"matplotlib", "scipy.stats", "scipy.optimize"} & set(loaded)
-    help = run("fit_curve.py", "--help")
-    commands = re.findall(r"(?m)^    python ([^#\n]+)", help)[:3]  # the last file is not there
+    commands = re.findall(r"(?m)^    python ([^#\n]+)", fit_curve.__doc__)[:3]
     of_example, *others = (run(*shlex.split(line)) for line in commands)
     assert of_example in SCRIPT.with_name("README.md").read_text()
     assert all(" A " in printed for printed in others)

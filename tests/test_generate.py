@@ -5,11 +5,8 @@ import contextlib
 import dataclasses
 import itertools
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +15,7 @@ from unittest.mock import Mock, call
 import pytest
 import torch
 from conftest import save_random, sizes
+from faults import ROOT, python
 from sampling import (
     decoding,
     largest_error,
@@ -55,25 +53,22 @@ from data.verify import Verdict
 from docs.make_base import make_tokenizer
 from machinery.evaluation import judge_all
 
-ROOT = Path(__file__).parent.parent
-
-
 # --- the engine -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("slots", [1, 3])
-def test_few_slots_and_the_widths_of_a_gpu_sample_what_many_slots_do(models, monkeypatch, slots):
+def test_few_slots_and_the_widths_of_a_gpu_sample_what_many_slots_do(models, monkeypatch):
     """Requests wait, and completions move to other slots when others end."""
     model, wanted = load_model(models["llama"]), requests(2)
     many = sample_all(TorchEngine(model, decoding(), 32), wanted)
     on_a_gpu = lambda positions, _: padded(positions, torch.device("cuda"))
     monkeypatch.setattr("core.torch_engine.padded", on_a_gpu)
-    engine = TorchEngine(model, decoding(prompt_budget=200), slots)
-    few = sample_all(engine, wanted)
-    assert (engine.cache.width, engine.cache.positions) == (64, 256)
-    for one, other in zip(many, few, strict=True):
-        assert one.tokens.tolist() == other.tokens.tolist()
-        assert largest_error(other, model) < 1e-4
+    for slots in (1, 3):
+        engine = TorchEngine(model, decoding(prompt_budget=200), slots)
+        few = sample_all(engine, wanted)
+        assert (engine.cache.width, engine.cache.positions) == (64, 256)
+        for one, other in zip(many, few, strict=True):
+            assert one.tokens.tolist() == other.tokens.tolist()
+            assert largest_error(other, model) < 1e-4
 
 
 # --- models that cannot be sampled ----------------------------------------------------------------
@@ -351,8 +346,7 @@ def test_code_that_lies_in_a_models_folder_is_never_run(models, tmp_path, monkey
     assert not (tmp_path / "it ran").exists()
 
 
-def test_a_model_is_a_folder_here_or_beside_the_scripts_or_a_name_on_the_hub(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_model_is_a_folder_here_or_beside_the_scripts_or_a_name_on_the_hub(here):
     assert model_path(Sampling().model) == str(ROOT / "data" / "arithmetic_base")
     Path("runs/mine/model").mkdir(parents=True)
     for name in ("runs/mine/model", "Qwen/Qwen3-0.6B", "gpt2"):
@@ -436,9 +430,8 @@ def test_what_the_command_cannot_do_is_one_line_and_status_2(
 
 
 def test_the_script_runs_from_any_folder_and_its_waiting_threads_leave_the_cores(tmp_path):
-    command = [sys.executable, ROOT / "generate.py", "--prompt", "1+1="]
-    shown = {**os.environ, "OMP_DISPLAY_ENV": "true"}
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=shown)
+    command = ROOT / "generate.py", "--prompt", "1+1="
+    done = python(*command, folder=tmp_path, OMP_DISPLAY_ENV="true")
     assert done.stdout.startswith("prompt  | 1+1=\nreply   | "), done.stderr
     assert "OMP_WAIT_POLICY = 'PASSIVE'" in done.stderr
     assert list(tmp_path.iterdir()) == []

@@ -53,10 +53,7 @@ def test_from_there_rl_with_the_settings_of_a_small_model_learns(folder, monkeyp
     assert first < 0.35 and last > 0.5 and last > first + 0.3, (first, last)
 
 
-def test_the_prompt_is_that_of_a_generator_and_the_solution_ends(
-    chat_models, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
+def test_the_prompt_is_that_of_a_generator_and_the_solution_ends(chat_models, here, monkeypatch):
     tokenizer = load_tokenizer(chat_models["qwen3"])
     closed = "{% if not enable_thinking %}</think>{% endif %}"
     tokenizer.chat_template = tokenizer.chat_template.replace("<think>\n", f"<think>\n{closed}")

@@ -4,11 +4,18 @@ import dataclasses
 
 import numpy as np
 import pytest
-import torch
-from steps import FIRST, GivenGroups, batch_of_groups, lines, settings, train_on
+from steps import (
+    FIRST,
+    GivenGroups,
+    batch_of_groups,
+    lines,
+    policy_of,
+    settings,
+    train_on,
+    worth_of,
+)
 
 import loss
-from core import screen
 from core.model import load_model, load_tokenizer
 from core.rollouts import Batch
 from data import Problem
@@ -62,24 +69,15 @@ def groups_of_every_fate():
 FATES = [["trained"] * 3 + ["truncated"], ["trained"] * 3 + ["no verdict"], ["filtered"] * 4]
 
 
-def policy_of(model, rollout):
-    """The distribution of each token of a completion, from a plain forward; and its tokens."""
-    prompt = rollout.request.prompt_ids
-    ids = torch.tensor([prompt + rollout.tokens.tolist()])
-    logits_TV = model(input_ids=ids).logits[0, len(prompt) - 1 : -1].detach()
-    return torch.distributions.Categorical(logits=logits_TV), ids[0, len(prompt) :]
-
-
 def test_what_is_kept_and_logged_is_how_it_was_sampled_what_it_was_worth_and_what_became_of_it(
     models, tmp_path
 ):
     """Of groups, completions and tokens, by the model's forward over one completion at a time. The
     same problems are kept at both validations."""
-    groups, model = groups_of_every_fate(), load_model(models["llama"])
+    groups, model = groups_of_every_fate(), load_model(models["llama"]).requires_grad_(False)
     chosen = settings(rollouts_kept=3, validation_every=1)
     batch = Batch(groups, FIRST)
-    parts = batch.scores_PG, batch.lengths_PG, batch.usable_PG
-    worth = loss.worth(chosen.recipe, *parts, chosen.thinking_budget[1], chosen.answer_budget)
+    worth = worth_of(chosen, batch)
     train_on(chosen, models["llama"], [groups], tmp_path)
     kept_lines, counted = lines_of(tmp_path, "group"), []
     found = [(line["step"], line["group"], line["retired"]) for line in kept_lines]
@@ -174,7 +172,6 @@ def test_of_a_validation_six_problems_are_kept_from_the_shortest_to_the_longest(
 
 
 def test_a_file_that_is_full_gets_no_more_and_says_so(models, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(screen, "_warned", set())
     monkeypatch.setattr(kept, "MOST_BYTES", 1)
     batches = [batch_of_groups()] * 3
     train_on(settings(steps=3, rollouts_kept=1), models["llama"], batches, tmp_path)

@@ -13,12 +13,11 @@ from pathlib import Path
 
 import pytest
 import steps
-from faults import apply, log, project
+from faults import ROOT, apply, log, project
 
 import loss
 from core import policy
 
-ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "docs" / "lessons"
 PATCHES = sorted((FOLDER / "solutions").iterdir())
 LESSONS = {path.name[:2]: path.read_text() for path in sorted(FOLDER.glob("[01][0-9]-*.md"))}

@@ -9,6 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from programs import rows
 
 import loss
 from loss import RECIPES, Recipe
@@ -91,12 +92,12 @@ BATCHES = """
 5 | 4 4 | 5 pipeline-3 1 | 0
 0 0 0 | 0 | 0 ppo-2 2 | PPO-off-policy waits for all that was handed out
 0 0 | | 1 ppo-2 2 | 0 1
-""".strip().split("\n")
+"""
 
 
-@pytest.mark.parametrize("row", BATCHES)
+@pytest.mark.parametrize("row", rows(BATCHES))
 def test_a_batch_is_the_oldest_finished_groups_and_waits_for_one_that_would_get_older_than_k(row):
-    done, unfinished, batch, expected = (part.split() for part in row.split("|"))
+    done, unfinished, batch, expected = map(str.split, row)
     version, asynchrony, prompts = batch
     versions = [*map(int, done)], [*map(int, unfinished)]
     found = loss.choose_batch(*versions, int(version), asynchrony, int(prompts))

@@ -5,7 +5,8 @@ import shutil
 import pytest
 from faults import ROOT, TINY, project
 
-FEW = f"{' '.join(TINY)} --validation-every 1 --train-prompts 100"  # eight validations make a fit
+# Eight validations make a fit.
+FEW = f"{' '.join(TINY)} --one-process --validation-every 1 --train-prompts 100"
 
 
 @pytest.mark.slow

@@ -2,11 +2,10 @@
 
 import re
 import tomllib
-from pathlib import Path
 
 import pytest
+from faults import ROOT
 
-ROOT = Path(__file__).parent.parent
 FILES = (*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md")))
 PAGES = {path: path.read_text() for path in FILES}
 CODE = [path for path in ROOT.rglob("*.py") if not {"runs", ".venv"} & {*path.parts}]

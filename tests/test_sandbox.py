@@ -14,13 +14,14 @@ import time
 from pathlib import Path
 
 import pytest
+from faults import ROOT
 from programs import CALLED, IN_AND_OUT, block, read_programs
 
 from data import sandbox
 from data.tasks import programming
 from data.verify import Verdict, VerifierPool, children
 
-DOCS = Path(__file__).parent.parent / "docs" / "data.md"
+DOCS = ROOT / "docs" / "data.md"
 
 
 def test_this_machine_enforces_everything():

@@ -14,6 +14,7 @@ import pytest
 import steps
 from curves import run_of
 from faults import ROOT, TINY, check_log, last_step
+from programs import rows
 
 import fit_curve
 import loss
@@ -47,11 +48,6 @@ def status_of(*arguments: str) -> int:
     with pytest.raises(SystemExit) as stop:
         run_command(study.main, list(arguments))
     return stop.value.code
-
-
-def write_log(folder: Path, *lines: dict) -> None:
-    folder.mkdir(exist_ok=True)
-    (folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 # --- real runs ------------------------------------------------------------------------------------
@@ -166,14 +162,15 @@ def test_a_run_that_has_levelled_off_ends_and_says_why(models, tmp_path, monkeyp
 def test_a_run_is_finished_if_it_ended_as_it_is_wanted_with_its_last_checkpoint(tmp_path):
     folder, before = tmp_path / "run", "--steps 160 --stop-when-gain-below 0.02".split()
     finished = lambda *now: study.finished(folder, [*before, *now])
-    write_log(folder, {"kind": "end", "step": 120})
+    folder.mkdir()
+    steps.write_lines(folder / "log.jsonl", [{"kind": "end", "step": 120}])
     write_config(folder, parse(before))
     assert finished()  # its checkpoints were removed
     assert not finished("--steps", "300") and not finished("--stop-when-gain-below", "0.01")
     for step, is_finished in ((100, False), (120, True)):
         (folder / "checkpoints" / f"step-000{step}").mkdir(parents=True)
         assert finished() == is_finished
-    write_log(folder, {"kind": "train", "step": 120})
+    steps.write_lines(folder / "log.jsonl", [{"kind": "train", "step": 120}])
     assert not finished()
 
 
@@ -197,12 +194,11 @@ loo | --jobs=0 | --jobs is 0
 --jobs=2 | | STUDY is missing
 tables | | tables FOLDER
 tables | . | no log
-""".strip().split("\n")
+"""
 
 
 def test_what_cannot_be_is_refused_by_name_before_anything_starts(tmp_path, capsys):
-    for row in REFUSED:
-        name, flags, words = (part.strip() for part in row.split("|"))
+    for name, flags, words in rows(REFUSED):
         if name[0] in "[{":
             (tmp_path / "study.json").write_text(name)
             name = "study.json"

@@ -11,7 +11,7 @@ from conftest import save_random
 from faults import ROOT, RealRun, apply, check_log, log, project
 
 from core.model import load_model
-from core.settings import parse
+from core.settings import parse, read_settings
 from docs.make_base import BASE_MODEL, make_tokenizer
 from machinery.folder import checkpoints
 from machinery.run import open_run
@@ -24,17 +24,16 @@ def run(folder, *flags, name="run"):
     return done.folder, done.text()
 
 
-def test_a_model_with_alibi_trains_without_shared_prompts(tmp_path, monkeypatch):
+def test_a_model_with_alibi_trains_without_shared_prompts(tmp_path, here):
     """MPT takes the place in the cache for the position."""
     tokenizer = make_tokenizer()
     config = transformers.MptConfig(
         d_model=32, n_heads=4, n_layers=2, vocab_size=len(tokenizer), max_seq_len=256
     )
     folder = save_random(config, tmp_path / "mpt", tokenizer, std=0.3)
-    monkeypatch.chdir(tmp_path)
     run = open_run(parse(["--model", folder, "--one-process"]))
     assert not run.settings.share_prompts
-    assert json.loads((run.folder / "config.json").read_text())["share_prompts"]  # as asked
+    assert read_settings(run.folder).share_prompts  # as asked
 
 
 def test_a_whole_short_run(tmp_path):

@@ -10,13 +10,12 @@ import time
 from pathlib import Path
 
 import pytest
+from faults import ROOT
 from programs import rows
 
 from data import Problem
 from data.tasks import arithmetic
 from data.verify import Verdict, VerifierPool, children, no_verdict_at_all
-
-ROOT = Path(__file__).parent.parent
 
 HOSTILE_TASK = '''
 import os, signal, subprocess, sys, tempfile, time
@@ -188,15 +187,11 @@ def test_a_failure_costs_its_own_completion_only_and_is_named(task, capfd, worke
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_score_may_be_a_number_of_numpy(task):
-    with VerifierPool(1, time_limit=20, memory_gib=4) as pool:
-        assert judge(pool, [task("numpy.bool_"), task("numpy.float32")]) == [Verdict(1.0)] * 2
-
-
-def test_waiting_for_the_processor_costs_nothing(task):
+def test_waiting_for_the_processor_costs_nothing_and_a_score_may_be_of_numpy(task):
     """As on a busy machine. The CPU time of one completion is not that of the next."""
-    with VerifierPool(1, time_limit=2, memory_gib=1) as pool:
-        assert judge(pool, [task("wait"), *[task("busy")] * 4]) == [Verdict(1.0)] * 5
+    names = ["wait", *["busy"] * 4, "numpy.bool_", "numpy.float32"]
+    with VerifierPool(1, time_limit=2, memory_gib=4) as pool:
+        assert judge(pool, [*map(task, names)]) == [Verdict(1.0)] * 7
 
 
 def test_a_task_that_cannot_judge_is_an_error_of_each_completion():

@@ -7,7 +7,7 @@ import re
 import shutil
 
 import pytest
-from steps import FIRST, batch_of_groups, lines, settings, train_on
+from steps import FIRST, batch_of_groups, lines, settings, train_on, write_lines
 
 import loss
 from machinery.folder import json_lines, write_config
@@ -79,10 +79,6 @@ def make_run(models, tmp_path):
         return tmp_path
 
     return run
-
-
-def write_lines(path, lines):
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def groups_of(run):

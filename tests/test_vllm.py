@@ -1,12 +1,9 @@
 """vLLM in processes of its own: as a generator, and in a whole run. What it shares with the other
 engine is in test_engines.py."""
 
-import subprocess
-import sys
-
 import pytest
 from conftest import make_models
-from faults import ROOT, log
+from faults import ROOT, log, python
 from sampling import DEVICE, needs_vllm, samples_takes_updates_validates_and_stops, settings_of
 
 pytestmark = [needs_vllm, pytest.mark.slow]
@@ -29,8 +26,7 @@ def test_a_whole_short_run_with_vllm_learns(tmp_path):
         --learning-rate 5e-4 --train-prompts 2000 --validation-every 7 --validation-problems 64
         --validation-samples 4 --slots 128 --name vllm
     """
-    command = [sys.executable, ROOT / "train.py", *flags.split()]
-    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    run = python(ROOT / "train.py", *flags.split(), folder=tmp_path)
     assert run.returncode == 0, run.stderr
     steps, validations = (log(tmp_path / "runs/vllm", kind) for kind in ("train", "validation"))
     assert len(steps) == 14 and 0 < max(line["off_policyness_max"] for line in steps) < 9
