@@ -10,6 +10,8 @@ import pytest
 if "SCALERL_TEST_DEVICE" not in os.environ:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
+os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # threads that wait leave the cores to other tests
+
 import torch  # noqa: E402
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is downloaded, so nothing waits for a hub

@@ -429,7 +429,10 @@ def test_what_the_command_cannot_do_is_one_line_and_status_2(
     assert re.match(f"error: .*{message}.*\n$", printed.err)
 
 
-def test_the_script_runs_from_any_folder_and_its_waiting_threads_leave_the_cores(tmp_path):
+def test_the_script_runs_from_any_folder_and_its_waiting_threads_leave_the_cores(
+    tmp_path, monkeypatch
+):
+    monkeypatch.delenv("OMP_WAIT_POLICY")  # of conftest.py
     command = ROOT / "generate.py", "--prompt", "1+1="
     done = python(*command, folder=tmp_path, OMP_DISPLAY_ENV="true")
     assert done.stdout.startswith("prompt  | 1+1=\nreply   | "), done.stderr
