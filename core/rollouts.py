@@ -25,7 +25,7 @@ from core.screen import warn
 from data import Problem
 from data.verify import Verdict
 
-PATIENCE = 60.0  # seconds to wait for parameters that are complete
+READ_TIMEOUT = 60.0  # seconds to wait for parameters that are complete
 
 
 @dataclass(frozen=True)
@@ -235,9 +235,9 @@ class SharedParameters:
 
     def read(self, copy: Callable[[], None]) -> int:
         """Call `copy`, which copies the parameters, until no write has come between. Returns the
-        version that was copied, the newest. TimeoutError if that does not happen within PATIENCE
-        seconds."""
-        deadline = time.monotonic() + PATIENCE
+        version that was copied, the newest. TimeoutError if that does not happen within
+        READ_TIMEOUT seconds."""
+        deadline = time.monotonic() + READ_TIMEOUT
         while time.monotonic() < deadline:
             version = self.version
             if version >= 0 and self.holds(version):
@@ -246,7 +246,8 @@ class SharedParameters:
                     return version
             time.sleep(0.001)
         raise TimeoutError(
-            f"no complete version of the parameters within {PATIENCE:.0f} s: has the trainer died?"
+            f"no complete version of the parameters within {READ_TIMEOUT:.0f} s:"
+            " has the trainer died?"
         )
 
     @torch.no_grad()

@@ -147,7 +147,7 @@ def text_records(log: Path) -> list[dict]:
     is_whole = text.endswith(("\n", "}"))
     first = lines[0].strip()
     if first[0] in "{[":
-        if first[-1] == "}" and (len(lines) > 1 or "[" not in first):  # JSON lines
+        if first[-1] == "}" and len(lines) > 1:  # JSON lines
             text = ",\n".join(lines if is_whole else lines[:-1]).join("[]")
         return json_records(text)
     text = text.replace(" test_score", " val/test_score")  # verl's first validation
@@ -159,16 +159,17 @@ def text_records(log: Path) -> list[dict]:
 
 def json_records(text: str) -> list[dict]:
     """The records in a list, or in the lists of an object, such as a trainer_state.json. The name
-    of a list may say that its records are validations."""
+    of a list may say that its records are validations. An object without lists is a record."""
     document = json.loads(text)
     lists = document if isinstance(document, dict) else {"": document}
-    return [
+    in_lists = [
         {"kind": name} | record
         for name, records in lists.items()
         if isinstance(records, list)
         for record in records
         if isinstance(record, dict)
     ]
+    return in_lists or [lists]
 
 
 def table_records(lines: list[str], is_whole: bool) -> list[dict]:

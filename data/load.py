@@ -337,7 +337,7 @@ def read_problems(spec: Spec, files: list[Path]) -> tuple[list[Problem], list[st
         notes.append(f"{len(repeated)} repeated problems were left out, the first: {repeated[0]}")
     if other:
         notes.append(f"! {len(other)} of these have another answer, the first: {other[0]}")
-    if any(problem.task == "data.tasks.programming" for problem in found.values()):
+    if any(problem.task == programming.__name__ for problem in found.values()):
         sandbox.require_sandbox()
         notes += [
             f"WARNING, programs of the model run with less than full confinement: {gap}"

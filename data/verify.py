@@ -198,9 +198,9 @@ class Verifier:
             )
 
     def judge(self, task: str, line: bytes) -> Verdict:
-        """The verdict on a completion of this task. Waits for it, at most for PATIENCE time limits;
-        before that, if the task is not imported yet, until it is.
-        With a failure other than "error" this verifier is of no use any more."""
+        """The verdict on a completion of this task. Waits for it, at most for PATIENCE time limits,
+        and before that for IMPORT_LIMIT seconds if the task is not imported yet. With a failure
+        other than "error" this verifier is of no use any more."""
         to_begin = PATIENCE * self.time_limit if task in self.imported else IMPORT_LIMIT
         try:
             self.socket.settimeout(to_begin)

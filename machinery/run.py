@@ -261,9 +261,9 @@ class Run:
         """Whether a validation of this version is due and has not been made yet. It is due now and
         then, and at the end."""
         regular = version % self.settings.validation_every == 0
-        more = any(order.left for order in self.feed.orders)
-        more = more or len(self.feed.under_way) >= self.settings.groups_per_step
-        due = regular or version == self.settings.steps or not more
+        prompts_left = any(order.left for order in self.feed.orders)
+        batch_left = len(self.feed.under_way) >= self.settings.groups_per_step
+        due = regular or version == self.settings.steps or not (prompts_left or batch_left)
         return due and self.record.last_validation < version and not self.over()
 
     def finish_step(

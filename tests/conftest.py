@@ -31,7 +31,7 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(items):
-    """The longest file comes first: at the end one process would wait for it."""
+    """The longest files come first: at the end one process would wait for the other."""
     items.sort(key=lambda item: item.path.name not in ("test_lessons.py", "test_vllm.py"))
 
 

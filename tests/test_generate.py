@@ -140,7 +140,7 @@ def test_pitfall_13_readers_get_whole_versions_and_the_newest(models):
 def test_pitfall_12_a_writer_that_died_in_the_middle_is_a_time_out_and_not_a_hang(
     models, monkeypatch
 ):
-    monkeypatch.setattr("core.rollouts.PATIENCE", 0.05)
+    monkeypatch.setattr("core.rollouts.READ_TIMEOUT", 0.05)
     model = load_model(models["llama"])
     shared = SharedParameters(model)
     with pytest.raises(TimeoutError, match="no complete version"):
