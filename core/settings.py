@@ -152,7 +152,7 @@ class Settings(Sampling):
         least=0,
     )
     checkpoint_every: int = option(20, "steps; also at the end, on Ctrl-C and on SIGTERM")
-    keep_checkpoints: int = option(2, "the newest", short=1)
+    keep_checkpoints: int = option(2, "the newest, and the one of the best validation", short=1)
     track: Literal["tensorboard", "wandb", "trackio"] | None = option(
         None, "a tracker, if installed, gets what the log gets"
     )
@@ -363,9 +363,9 @@ def starting_values(chosen: Sampling) -> dict:
             "answer_budget": answer,
             "length_control": "penalty",
         }
+    if torch.cuda.device_count():
+        values |= dict.fromkeys(BY_MEMORY)
     if is_run:
-        if torch.cuda.device_count():
-            values |= dict.fromkeys(BY_MEMORY)
         recipe = loss.RECIPES[chosen.recipe.recipe]
         if chosen.recipe.leave_out:
             recipe = loss.leave_one_out(chosen.recipe.leave_out)

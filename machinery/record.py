@@ -60,7 +60,7 @@ class Record:
         self.last_steps = [line for line in lines if line["kind"] == "train"][-REMEMBERED:]
         # Clock readings between which the trainer waited for the last batch.
         self.waited = (0.0, 0.0)
-        # Of training at the last line; and that a generator was busy, which no line has counted.
+        # Seconds of training until the last line; and busy ones of a generator that no line counts.
         self.logged_seconds, self.unlogged_busy = 0.0, 0.0
         self.progress = None  # a progress bar, as soon as training begins
         self.failure = ""  # why the run cannot go on
@@ -227,25 +227,26 @@ class Record:
 
     def fall(self) -> tuple[str, Path | None]:
         """A warning, if the pass rate has fallen since the best validation by more than a fifth of
-        the gain and by more than chance; and the newest checkpoint that is not after that one. ''
-        and None for what there is not."""
+        the gain and by more than chance; and the newest checkpoint that is not after the best
+        validation. '' and None for what there is not."""
         if not self.validations:
             return "", None
         rates = [line["pass_rate"] for line in self.validations]
         peak, now = self.validations[np.argmax(rates)], self.validations[-1]
+        before = [each for each in checkpoints(self.folder) if step_of(each) <= peak["step"]]
+        best = before[-1] if before else None
         # 4 standard errors of a difference.
         chance = 4 * math.sqrt(0.5 / now["num_examples"])
         if max(rates) - rates[-1] <= max(0.2 * (max(rates) - rates[0]), chance):
-            return "", None
+            return "", best
         text = (
             f"the pass rate has fallen from {peak['pass_rate']:.3f} at step {peak['step']}"
             f" to {now['pass_rate']:.3f} at step {now['step']}"
         )
-        before = [each for each in checkpoints(self.folder) if step_of(each) <= peak["step"]]
-        if not before:
-            return text, None
-        flags = f"--resume {self.folder} --from-step {step_of(before[-1])}"
-        return f"{text}; once the run is stopped, {flags} goes on from before the fall", before[-1]
+        if best:
+            flags = f"--resume {self.folder} --from-step {step_of(best)}"
+            text += f"; once the run is stopped, {flags} goes on from before the fall"
+        return text, best
 
     def _pass_rates(self, groups: list[Group]) -> dict:
         """Mean pass rate and mean score of a validation, and the share of the problems that any

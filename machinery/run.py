@@ -57,7 +57,7 @@ from machinery.record import Record, refuse_missing_tracker
 from machinery.trainer import Start, gather, numerics_mismatch
 
 SHARED_MEMORY = Path("/dev/shm")  # where Linux has what processes share
-# Of at most so many completions of a validation trainer and generator compare log-probabilities.
+# Trainer and generator compare log-probabilities of at most so many completions of a validation.
 COMPARED = 64
 
 
@@ -227,10 +227,10 @@ class Run:
             self.feed.prompts.tokenizer.save_pretrained(checkpoint / "model")
             safetensors.torch.save_file(moments, checkpoint / "optimizer.safetensors")
             (checkpoint / "state.json").write_text(json.dumps(state))
-        # The newest are kept, and the one from before a fall.
-        _, before_fall = self.record.fall()
+        # The newest are kept, and the one of the best validation: the pass rate may fall.
+        _, best = self.record.fall()
         for old in checkpoints(self.folder)[: -self.settings.keep_checkpoints]:
-            if old != before_fall:
+            if old != best:
                 remove_checkpoint(old)
 
     # Which rank 0 answers
@@ -262,7 +262,8 @@ class Run:
         then, and at the end."""
         regular = version % self.settings.validation_every == 0
         prompts_left = any(order.left for order in self.feed.orders)
-        batch_left = len(self.feed.under_way) >= self.settings.groups_per_step
+        groups_left = len(self.feed.under_way) + len(self.feed.to_repeat)
+        batch_left = groups_left >= self.settings.groups_per_step
         due = regular or version == self.settings.steps or not (prompts_left or batch_left)
         return due and self.record.last_validation < version and not self.over()
 

@@ -14,11 +14,11 @@ from unittest.mock import Mock
 import pytest
 import safetensors.torch
 import torch
+from faults import log
 from steps import (
     FIRST,
     GivenGroups,
     batch_of_groups,
-    lines,
     make_group,
     rollout,
     run_train,
@@ -104,7 +104,7 @@ def test_the_clock_of_training_stands_in_validations_and_goes_on_when_a_run_is_r
         record.feed.busy_seconds += 4.0
     clock.now += 1.0
     log_a_step(record, 1)
-    (line,) = lines(tmp_path, "train")
+    (line,) = log(tmp_path, "train")
     # The step takes 11 seconds of training. What was busy in the validation is not of this step.
     assert line["generator_idle_fraction"] == 1 - 5.5 / 11
     assert line["coverage"] == 2 / 4  # a sum that is not of one age
@@ -137,7 +137,7 @@ def test_idle_time_of_the_generators_adds_up_though_their_reports_come_in_lumps(
         log_a_step(record, step, waited=0.25)
     idle = [
         (line["generator_idle_fraction"], line["trainer_idle_fraction"])
-        for line in lines(tmp_path, "train")
+        for line in log(tmp_path, "train")
     ]
     # The generators were busy for 5 of 5 seconds, of which 2 were logged late.
     assert idle == [(busy, 0.25) for busy in (1, 1, 0, 0, 0)]
@@ -310,17 +310,17 @@ def test_a_fall_is_said_with_the_command_that_goes_on_from_before_it_and_it_does
     monkeypatch.setattr(Record, "_pass_rates", next_rate)
     folder = Path("runs/fallen")
     chosen = settings(
-        steps=6, validation_every=1, checkpoint_every=1, keep_checkpoints=4, rollouts_kept=0
+        steps=6, validation_every=1, checkpoint_every=1, keep_checkpoints=2, rollouts_kept=0
     )
     train_on(chosen, models["llama"], [batch_of_groups(seed) for seed in range(6)], folder)
     said = capsys.readouterr().err
-    line = lines(folder, "warning")[-1]
+    line = log(folder, "warning")[-1]
     assert (line["about"], line["step"]) == ("fall", FIRST + 5)
     assert said.count("fallen from") == said.count(f"warning: {line['text']}") == 1
     assert f"0.900 at step {FIRST + 2} to 0.700 at step {FIRST + 5}" in line["text"]
     assert f"--resume runs/fallen --from-step {FIRST + 2} goes on" in line["text"]
     saved = lambda: [step_of(path) - FIRST for path in checkpoints(folder)]
-    assert saved() == [2, 3, 4, 5, 6]
+    assert saved() == [2, 5, 6]
     assert not (folder / "rollouts.jsonl").exists()  # --rollouts-kept 0
     files = [path for path in (folder / "checkpoints").rglob("*") if path.is_file()]
     assert {path.suffix for path in files} <= {".json", ".safetensors", ".jinja"}, "data only"
@@ -330,12 +330,12 @@ def test_a_fall_is_said_with_the_command_that_goes_on_from_before_it_and_it_does
     started = Mock()
     monkeypatch.setattr(train, "train", started)
     back_to = lambda step: run_train(["--resume", "runs/fallen", "--from-step", str(step)])
-    with pytest.raises(ValueError, match="is 3; .* are of steps 52, 53, 54, 55, 56"):
+    with pytest.raises(ValueError, match="is 3; .* are of steps 52, 55, 56"):
         back_to(3)
     with monkeypatch.context() as killed, pytest.raises(ZeroDivisionError):
         killed.setattr(shutil, "rmtree", lambda *_: 1 / 0)
         back_to(FIRST + 2)
-    assert saved() == [2, 3, 4, 5]  # none that is half there
+    assert saved() == [2, 5]  # none that is half there
     assert back_to(FIRST + 2) == 0
     assert started.call_args.args[1].step == FIRST + 2
     assert saved() == [2]
@@ -430,4 +430,4 @@ def test_a_tracker_that_fails_is_said_once_and_the_run_goes_on(
     assert first.args[0]["validation/pass_rate"] == 0.1 and first.kwargs == {"step": 1}
     said = capsys.readouterr().err
     assert said.count("--track trackio has failed") == said.count("no network") == 1
-    assert len(lines(tmp_path, "validation")) == 4
+    assert len(log(tmp_path, "validation")) == 4

@@ -117,6 +117,7 @@ def test_on_a_gpu_its_memory_chooses_what_no_flag_gives(monkeypatch):
     for arguments in ([], ["--data", "gsm8k"], ["--data", "gsm8k", "--defaults", "small"]):
         assert chosen(*arguments, "--slots", "9") == [9, None, None]
     assert chosen("--no-gradient-checkpointing") == [None, False, None]
+    assert parse([], GenerateCommand).slots is None
 
 
 def test_processes_that_take_turns_do_not_share_the_cores(monkeypatch):
