@@ -40,7 +40,7 @@ class PromptOrder:
     """Which problem of a source comes next: in each epoch all in a new random order, but for those
     that are retired."""
 
-    number: int  # of the problems of this source
+    problems: int  # how many this source has
     seed: int
     recipe: loss.Recipe
     source: int = 0  # its index
@@ -56,17 +56,17 @@ class PromptOrder:
 
     def _shuffle(self) -> None:
         rng = np.random.default_rng((self.seed, ORDER, self.source, self.epoch))
-        self.order = rng.permutation(self.number)
+        self.order = rng.permutation(self.problems)
 
     @property
     def left(self) -> int:
         """How many problems are not retired."""
-        return self.number - len(self.retired)
+        return self.problems - len(self.retired)
 
     def next(self) -> int:
         """The index of the next problem. At least one must be left."""
         while True:
-            if self.cursor == self.number:
+            if self.cursor == self.problems:
                 self.epoch, self.cursor = self.epoch + 1, 0
                 self._shuffle()
             problem_index = int(self.order[self.cursor])
@@ -102,8 +102,8 @@ class Prompts:
 
 class Feed:
     """Prompts out, whole judged groups in: `batch` has those to train on at a step, `validate`
-    those of the held-out problems. Both return None if the run was asked to stop, or if it cannot
-    go on; then `failure` says why. No token was sampled by parameters older than its group's
+    those of the held-out problems. Both return None if the run ends; if it cannot go on, `failure`
+    says why. No token was sampled by parameters older than its group's
     version."""
 
     def __init__(
@@ -136,8 +136,7 @@ class Feed:
         self.verifiers: VerifierPool | None = None
         self.restarts = 0  # generators replaced in this process; a resumed run counts from 0 again
         self.failure = ""  # why the run cannot go on
-        # Since the record took the last ones: what all generators have done for training;
-        # (generator, *event).
+        # Not logged yet: what all generators did for training; their events, (generator, *event).
         self.busy_seconds, self.sampled_tokens = 0.0, 0
         self.events: list[tuple] = []
 

@@ -44,6 +44,7 @@ class Generator:
     reports: multiprocessing.Queue
     heard: float  # clock reading when it was started, or when its last report came
     slots: int = 0  # of its engine; 0 until it has reported that it is ready
+    error: str | None = None  # it has ended with this; said after the reports before it
 
     def give(self, requests: list[Request]) -> None:
         """Completions to sample. Returns at once."""
@@ -57,14 +58,17 @@ class Generator:
         alive = self.process.is_alive()
         # EOFError and OSError come while it dies: the next call says so.
         with contextlib.suppress(queue.Empty, EOFError, OSError):
-            while True:
+            while self.error is None:
                 report = self.reports.get_nowait()
-                if report.error is not None:
-                    raise GeneratorFailed(f"{self.process.name} failed:\n{report.error}")
+                self.error = report.error
                 self.heard = time.monotonic()
                 self.slots = report.slots or self.slots
                 reports.append(report)
-        if not (alive or reports):
+        if reports:
+            return reports
+        if self.error is not None:
+            raise GeneratorFailed(f"{self.process.name} failed:\n{self.error}")
+        if not alive:
             code = self.process.exitcode
             how = f"by signal {-code}" if code < 0 else f"with status {code}"
             raise GeneratorFailed(f"{self.process.name} ended {how} and reported no error")
@@ -72,7 +76,7 @@ class Generator:
             raise GeneratorFailed(
                 f"{self.process.name} has been silent for {timeout:.0f} s (--wait-timeout)"
             )
-        return reports
+        return []
 
     def stop(self) -> None:
         """Ask it to end. Returns at once."""
@@ -89,15 +93,17 @@ class Generator:
             end.close()
 
 
-def start_generator(number: int, engine: EngineSettings, parameters: SharedParameters) -> Generator:
+def start_generator(
+    number: int, settings: EngineSettings, parameters: SharedParameters
+) -> Generator:
     """Start a generator: `generator_process` in a process of its own. Its first report says that it
     is ready. It sees only the GPUs of its engine, under the names cuda:0, cuda:1 and so on.
     GeneratorFailed if the system lets no process or queue begin."""
-    gpus = [torch.device(device).index for device in engine.devices if device != "cpu"]
-    seen_as = tuple(f"cuda:{i}" for i in range(len(gpus))) or engine.devices
+    gpus = [torch.device(device).index for device in settings.devices if device != "cpu"]
+    seen_as = tuple(f"cuda:{i}" for i in range(len(gpus))) or settings.devices
     # CUDA does not survive a fork.
     context = multiprocessing.get_context("spawn" if gpus else "forkserver")
-    name = f"generator {number} on {','.join(engine.devices)}"
+    name = f"generator {number} on {','.join(settings.devices)}"
     ours = os.environ.get("CUDA_VISIBLE_DEVICES")
     visible = ",".join(ours.split(",")[gpu] if ours else str(gpu) for gpu in gpus)
     try:
@@ -107,10 +113,10 @@ def start_generator(number: int, engine: EngineSettings, parameters: SharedParam
             work, reports = context.Queue(), context.Queue()
             child = context.Process(
                 target=generator_process,
-                args=(dataclasses.replace(engine, devices=seen_as), parameters, work, reports),
+                args=(dataclasses.replace(settings, devices=seen_as), parameters, work, reports),
                 name=name,
                 # A daemon may have no processes of its own, which vLLM has for several GPUs.
-                daemon=len(engine.devices) == 1,
+                daemon=len(settings.devices) == 1,
             )
             child.start()
     except (OSError, EOFError) as error:
@@ -268,9 +274,9 @@ class GeneratorHere:
     """A generator with the calls of a `Generator`, and without a process: it adds a token to each
     completion when it is asked for reports."""
 
-    def __init__(self, number: int, engine: EngineSettings, parameters: SharedParameters):
+    def __init__(self, number: int, settings: EngineSettings, parameters: SharedParameters):
         self.number = number
-        self.sampler = Sampler(engine, parameters)
+        self.sampler = Sampler(settings, parameters)
         self.slots = self.sampler.engine.slots
         self.give = self.sampler.add
 

@@ -87,12 +87,12 @@ def tokens_and_pairs(parts: list[tuple[int, int]]) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Report:
-    """Generator to trainer, at least every few seconds. The counters are of the time since the last
-    report. While completions for a validation are sampled too, `busy_seconds` counts only the share
-    of those for training."""
+    """Generator to trainer, at least every few seconds. `busy_seconds` and `events` are since the
+    last report. While completions for a validation are sampled too, `busy_seconds` counts only the
+    share of those for training."""
 
     rollouts: list[Rollout] = field(default_factory=list)
-    busy_seconds: float = 0.0  # in the engine; the rest of the time the generator waited for work
+    busy_seconds: float = 0.0  # in steps of the engine: neither waiting nor taking parameters over
     sampled_tokens: int = 0  # of these rollouts, for training
     # What the engine did beside sampling: from when, until when, and the version of the parameters
     # that it took over; None: it had no work.
