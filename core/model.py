@@ -64,12 +64,17 @@ def load_model(path: str) -> PreTrainedModel:
         if missing:  # transformers would draw them at random
             raise ValueError(f"its files lack {len(missing)} weights, {min(missing)} first")
     refuse_unusual(model, path)
+    try:
+        model.generation_config.validate(strict=True)
+    except ValueError:  # with it transformers would save no checkpoint
+        ends = model.generation_config.eos_token_id
+        model.generation_config = GenerationConfig(eos_token_id=ends)
     return model.eval()
 
 
 def put_on_device(
     model: PreTrainedModel, device: torch.device, dtype: torch.dtype, fp32_head: bool
-) -> PreTrainedModel:
+) -> None:
     """Move a model in fp32 from the CPU to a device, with its trunk in `dtype`. With fp32_head the
     weight of the LM head stays in fp32, and is no longer tied."""
     head = model.get_output_embeddings()
@@ -80,7 +85,7 @@ def put_on_device(
             parameter.data = parameter.data.to(device).to(dtype)
     if device.type == "cuda":
         model.set_attn_implementation("fused")
-    return model.to(device).eval()
+    model.to(device)
 
 
 def grouped_attention(
@@ -127,9 +132,15 @@ def fused_attention(
     return sdpa_attention_forward(layer, query_BHTD, key_BGKD, value_BGKD, *mask, **options)
 
 
+def fused_mask(*of, **options) -> Tensor | None:
+    """A mask for "sdpa", if one is needed, in numbers: each layer would make its own from one of
+    bools, and keep it for the backward."""
+    return None if sdpa_mask(*of, **options) is None else eager_mask(*of, **options)
+
+
 for name, attention, mask in (
     ("grouped", grouped_attention, eager_mask),
-    ("fused", fused_attention, sdpa_mask),
+    ("fused", fused_attention, fused_mask),
 ):
     transformers.AttentionInterface.register(name, attention)
     transformers.AttentionMaskInterface.register(name, mask)

@@ -160,7 +160,7 @@ def _watch(others, hint: Callable) -> None:
     """If another rank fails, end this process and the whole run: the main thread might wait for
     that rank for ever."""
     try:
-        while not others.join():
+        while not others.join(grace_period=0.5):  # they ignore SIGTERM, and are killed after that
             pass
     except Exception as error:
         if ending.is_set() and isinstance(error, multiprocessing.ProcessExitedException):

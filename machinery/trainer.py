@@ -26,7 +26,7 @@ from torch.nn import Module, ModuleList
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from core.model import load_model
+from core.model import load_model, padded
 from core.policy import Policy, micro_batches
 from core.rollouts import Rollout, SharedParameters, given_rollout
 from core.screen import say
@@ -180,10 +180,12 @@ def try_largest_step(
     # a GPU widths are multiples of 64.
     most = max(settings.tokens_per_micro_batch, longest)
     width = max(64, most // math.ceil(most / longest) // 64 * 64)
-    completion = [0] * min(longest - 1, width)
-    rollouts = [given_rollout([0], completion)] * (most // len(completion))
+    share = settings.share_prompts
+    room = 2 * padded(1, policy.device) * share  # the shared prompt is fed too
+    completion = [0] * max(1, min(longest - 1, width) - room)
+    rollouts = [given_rollout([0], completion)] * (most // (len(completion) + room))
     rows = list(range(len(rollouts)))
-    largest = next(micro_batches(rollouts, rows, most, policy.device, 0, 1))
+    largest = next(micro_batches(rollouts, rows, most, policy.device, 0, 1, share))
     logprobs_BT, _ = policy(largest, settings.recipe.fp32_logits)
     logprobs_BT.sum().backward()
     optimizer.zero_grad()
@@ -251,5 +253,6 @@ def read_moments(optimizer: torch.optim.Optimizer, path: Path) -> None:
         parameter = own[int(number)]
         if isinstance(parameter, DTensor) and value.shape == parameter.shape:
             value = distribute_tensor(value, parameter.device_mesh, parameter.placements)
+            value = value.to(parameter.device)  # the CPU with --offload
         state[int(number)][moment] = value
     optimizer.load_state_dict(optimizer.state_dict() | {"state": state})

@@ -217,7 +217,12 @@ def test_every_eos_that_a_models_files_name_ends_a_completion(models, chat_model
     chat = load_tokenizer(chat_models["qwen3"])  # its generation_config.json names both
     assert [*end_tokens(chat)] == chat.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
     folder = Path(shutil.copytree(models["llama"], tmp_path / "model"))
-    (folder / "generation_config.json").unlink()
+    config = folder / "generation_config.json"
+    # transformers saves no model with a temperature that is not used.
+    config.write_text('{"eos_token_id": [1, 2], "temperature": 0.6}')
+    load_model(str(folder)).save_pretrained(folder)
+    assert {1, 2} < {*end_tokens(load_tokenizer(str(folder)))}
+    config.unlink()
     rewrite(folder / "config.json", eos_token_id=[1, 2])
     tokenizer = load_tokenizer(str(folder))
     assert {*end_tokens(tokenizer)} == {1, 2, tokenizer.eos_token_id}

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from faults import log
 from steps import (
     CPU,
     FIRST,
     batch_of_groups,
-    lines,
     make_group,
     policy_of,
     rollout,
@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_leaves
 import loss
 import train
 from core.model import load_model, load_tokenizer, make_decoding
-from core.policy import micro_batches
+from core.policy import Policy, micro_batches
 from core.rollouts import Batch, Request, SharedParameters
 from core.settings import Settings
 from core.torch_engine import TorchEngine
@@ -87,7 +87,7 @@ def test_pitfalls_5_and_11_a_step_is_that_of_single_completions_however_it_is_cu
             clip_gradient=math.inf,
         )
         _, (found,) = train_on(chosen, models[kind], [groups], tmp_path)
-        (line,) = lines(tmp_path, "train")
+        (line,) = log(tmp_path, "train")
         assert line["loss"] == pytest.approx(expected.item(), rel=1e-4, abs=1e-5)
         for name, parameter in model.named_parameters():
             atol = 1e-5 * max(1.0, parameter.grad.abs().max().item())
@@ -100,7 +100,7 @@ def test_a_batch_without_any_variance_changes_nothing(models, tmp_path):
     for group in groups:
         group.verdicts = dict.fromkeys(range(4), Verdict(True))
     _, gradients = train_on(settings(), models["llama"], [groups], tmp_path)
-    (line,) = lines(tmp_path, "train")
+    (line,) = log(tmp_path, "train")
     assert gradients == []
     names = ("loss", "zero_variance_fraction", "entropy", "skipped", "groups_counted")
     assert [line[name] for name in names] == [0, 1, None, 0, 0]
@@ -111,7 +111,7 @@ def test_the_age_of_every_token_is_asserted_where_a_batch_is_trained(models, tmp
     chosen, groups = settings(recipe=loss.Recipe(asynchrony="ppo-3")), batch_of_groups()
     groups[1].rollouts[3].versions[-1] = FIRST - 2
     train_on(chosen, models["llama"], [groups], tmp_path)
-    (line,) = lines(tmp_path, "train")
+    (line,) = log(tmp_path, "train")
     sampled = sum(r.sampled.sum() for group in groups for r in group.rollouts.values())
     assert line["off_policyness_max"] == 2
     assert line["off_policyness_mean"] == pytest.approx(2 / sampled)
@@ -119,7 +119,7 @@ def test_the_age_of_every_token_is_asserted_where_a_batch_is_trained(models, tmp
     groups[1].rollouts[3].versions[-1] -= 1
     with pytest.raises(AssertionError, match=f"a token of step {FIRST + 1} is 3 steps old"):
         train_on(chosen, models["llama"], [groups], tmp_path)
-    assert lines(tmp_path, "train") == []
+    assert log(tmp_path, "train") == []
 
 
 # --- steps that are not finite --------------------------------------------------------------------
@@ -141,7 +141,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_said_once_and_five_end_the_run
     batches = [batch_of_groups(seed) for seed in range(20)]
     chosen = settings(steps=20, validation_every=1)
     run, gradients = train_on(chosen, models["llama"], batches, tmp_path)
-    logged = lines(tmp_path, "train")
+    logged = log(tmp_path, "train")
     assert [line["skipped"] for line in logged] == [0, 1, 1, 0] + [1] * 5
     assert [line["loss"] is None for line in logged] == [bool(line["skipped"]) for line in logged]
     assert len(gradients) == 2
@@ -241,8 +241,15 @@ def test_nothing_of_a_long_sequence_is_quadratic_in_its_length(models, tmp_path,
 
     def as_on_a_gpu(folder):
         model = load_model(folder)
-        model.set_attn_implementation("sdpa")
+        model.set_attn_implementation("fused")
         return model
+
+    # Layers share the mask that stands behind shared prompts.
+    (m,) = all_micro_batches([rollout(0, 0, [1] * 16, [1] * 200)] * 2, 1000, share=True)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+        Policy(as_on_a_gpu(models["qwen3"]))(m, True)
+    assert len({x.data_ptr() for x in kept if x.numel() == 2 * 199 * 215}) == 1
 
     if not torch.cuda.is_available():
         assert step(1024) > 1000**2
@@ -360,7 +367,7 @@ def course(folder, but):
     left_out = "kind", "seconds", "hours", "idle", "per_second", but
     logged = [
         {name: line[name] for name in line if not any(word in name for word in left_out)}
-        for line in lines(folder, "train") + lines(folder, "validation")
+        for line in log(folder, "train") + log(folder, "validation")
     ]
     kept = [line.get("completions", ()) for line in json_lines(folder / "rollouts.jsonl")]
     logprobs = [each.get("trainer_logprobs") for completions in kept for each in completions]
@@ -388,7 +395,7 @@ def test_pitfall_5_losses_and_gradients_are_the_same_with_one_and_several_ranks(
             train_cases(0, 1, models, tmp_path / "one", {name: None})
         one, several = tmp_path / "one" / name, tmp_path / name
         if name == "bf16":  # the forward of the first step
-            first, other = (lines(folder, "train")[0] for folder in (one, several))
+            first, other = (log(folder, "train")[0] for folder in (one, several))
             assert other["loss"] == pytest.approx(first["loss"], rel=1e-4)
             assert other["gradient_norm"] == pytest.approx(first["gradient_norm"], rel=1e-2)
         else:
