@@ -31,6 +31,7 @@ docs/fitting.md says how to read what comes out.
 """
 
 import json
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -73,11 +74,11 @@ def runs_of_study(folder: Path) -> list[tuple[str, Path]]:
     """(variant, log) of the runs in a folder that has no log itself: of each folder in it that has
     one, and of each VARIANT-seedN.jsonl. They come in natural order, but `scalerl` first. The
     variant of a name without a seed is ""."""
-    if log_in(folder):
+    if not os.path.isdir(folder) or log_in(folder):  # a list of logs may be too long for a path
         return []
     logs = [*filter(log_in, folder.glob("*/")), *folder.glob("*-seed*.jsonl")]
     logs.sort(key=lambda log: (not log.name.startswith("scalerl-seed"), natural_order(log)))
-    return [(log.name.rpartition("-seed")[0], log) for log in logs]
+    return [(re.match(r"((.*)-seed\d+(\.jsonl)?$)?", log.name)[2] or "", log) for log in logs]
 
 
 def named_logs(options: Options) -> list[tuple[str, str | Path]]:
@@ -92,7 +93,7 @@ def named_logs(options: Options) -> list[tuple[str, str | Path]]:
         if study and len(options.logs) > 1:
             # The same variant of two studies may not be the same: each has its folder in its name.
             logs += [(name and str(Path(argument) / name), log) for name, log in study]
-        elif study or Path(argument).exists():
+        elif study or os.path.exists(argument):
             logs += study or [("", argument)]
         elif "" in paths:
             raise ValueError(f"{argument!r} names no log: write NAME=LOG,LOG")

@@ -71,7 +71,7 @@ class Fit:
     degrees: int  # of freedom: points minus fitted parameters
     x: Array = field(repr=False)  # (n,) the points fitted
     y: Array = field(repr=False)
-    # x and y of the second fit, which may begin with compute 0
+    # x and y of the second fit, to which the first point may belong
     points: tuple[Array, Array] = field(repr=False)
     profile: Profile = field(repr=False)
     series: Series | None = field(default=None, repr=False)  # of `fit_series`
@@ -185,8 +185,8 @@ def check_curve(x: Array, y: Array) -> None:
     pass rates y (n,) are in [0, 1]."""
     wrong = {
         "not finite: remove the line": ~np.isfinite(x + y),
-        "compute must increase, and is never below 0: sort the log, or name another column with "
-        "--x": np.diff(x, prepend=-1e-300) <= 0,
+        "compute must increase, and is never below 0: name another column with --x, the steps of a "
+        "resumed run, or sort the log": np.diff(x, prepend=-1e-300) <= 0,
         "a pass rate lies in [0, 1]: name another column with --y, or say --percent if it is in "
         "percent": (y < 0) | (y > 1),
     }
@@ -207,6 +207,7 @@ def fit_sigmoid(x, y, r0: str | float = "first", fit_from=0.0, fit_to=np.inf) ->
     x = np.asarray(x, float)
     y = np.asarray(y, float)
     check_curve(x, y)
+    first = x[0]
     R0 = {"first": y[0], "free": None}.get(r0, r0)
     if R0 is not None and not 0 <= R0 <= 1:
         raise ValueError(f"R0 = {R0:g} is no pass rate, which lies in [0, 1]")
@@ -234,7 +235,7 @@ def fit_sigmoid(x, y, r0: str | float = "first", fit_from=0.0, fit_to=np.inf) ->
     theta, squares = least_squares.polish(x, y, start, free)
     points = x, y
     if r0 == "first":
-        points = np.append(0, x), np.append(R0, y)
+        points = np.append(first, x), np.append(R0, y)
         free = [1, 2, 3]
     best, least = least_squares.polish(*points, theta, free)
     (value,), _ = least_squares.curve_and_gradient(points[0], best[None])

@@ -101,8 +101,8 @@ def read_log(path: str | Path, **choices) -> list[Series]:
     path: a file, "-" for standard input, the folder of a run, or FILE:COLUMN. choices: the fields
     of `Reading`. ValueError, with the file, if there is no curve; OSError if there is no file.
     """
-    file, _, column = str(path).rpartition(":")
-    if Path(file).is_file():
+    file, _, column = str(path).partition(":")  # a column may have a colon too
+    if Path(file).is_file() and column:
         path = file
         choices["y"] = column
     reading = Reading(**choices)
@@ -308,7 +308,7 @@ def pass_rates(rows: list[dict], reading: Reading, kind: str) -> list[str]:
     equally likely."""
     columns = columns_of(rows)
     if reading.y and reading.y != "all":
-        names = reading.y.split(",")
+        names = [reading.y] if reading.y in columns else reading.y.split(",")
         for name in names:
             require(name, columns, "--y")
         return names
@@ -383,7 +383,8 @@ def curve_of(rows: list[dict], name: str, y: str, reading: Reading, kind: str) -
         compute, index, number = np.unique(compute, return_inverse=True, return_counts=True)
         rates = np.bincount(index, rates) / number
         answers = answers and answers * number.mean()
-        notes = [f"a point is the mean of {number.min()} to {number.max()} rows"]
+        doubt = "! " if np.ptp(number) else ""  # the mean jumps where a curve begins or ends
+        notes = [f"{doubt}a point is the mean of {number.min()} to {number.max()} rows"]
     else:
         counts, notes = points_of_one_curve(rows, compute, x, y)
         compute, rates = compute[counts], rates[counts]

@@ -56,7 +56,8 @@ def source_of_R0(fit: Fit) -> str:
     if fit.r0 != "first":
         return "fitted" if fit.r0 == "free" else "given"
     if fit.R0 != y:
-        return f"fitted: the first point, {y:.3f}, is further off the curve than chance explains"
+        why = f"at {x:.4g}" if x else "further off the curve than chance explains"
+        return f"fitted: the first point, {y:.3f}, is {why}"
     where = f"at {x:.4g}: --r0 can say better" if x else "before training"
     return f"the first point, {where}"
 
@@ -89,7 +90,8 @@ def describe(fit: Fit, report: dict) -> str:
         value = with_interval(forecast["forecast"], *forecast["interval"])
         others = [f"{name.replace('_', ' ')} {forecast[name]:.3f}" for name in FORECASTERS[1:]]
         lines.append(f"  forecast at {forecast['x']:.4g}: {value} ({', '.join(others)})")
-    lines += [f"  {report[name]['sentence']}" for name in ("reach", "going_on") if report[name]]
+    said = [report["reach"], not fit.collapsed and report["going_on"]]
+    lines += [f"  {each['sentence']}" for each in said if each]
     test = report["baselines"]["held_out"]
     if "error" in test:
         lines.append(f"  no held-out test: {test['error']}")
@@ -132,8 +134,11 @@ def variants_table(
         forecast = "-"
         if known or all(fit.describes(C) and not fit.together for fit in fits):
             found = [forecasts(fit, C) for fit in fits]
-            mean = mean_of([one["forecast"] for one in found], found[0]["interval"])
-            forecast = with_interval(*np.clip(mean, 0, 1))
+            # The seeds share the doubt of the sigmoid, so it is as wide as that of a run at least.
+            own = np.mean([one["interval"] for one in found], axis=0)
+            mean, *over_seeds = mean_of([one["forecast"] for one in found], own)
+            ends = np.sort([*own, *over_seeds])[[0, -1]]
+            forecast = with_interval(*np.clip([mean, *ends], 0, 1))
         row[f"forecast at {C:.4g}"] = forecast
         rows.append(row)
         if not comparisons:

@@ -141,9 +141,9 @@ def test_folders_standard_input_and_columns_are_named(monkeypatch):
     assert (series.name, len(series.x)) == ("run", len(STEPS))
     with pytest.raises(ValueError, match="name the file"):
         read_log(".")
-    read([("step", "acc", "x2"), *((step, 0.9, rate) for step, rate in CURVE)], "w.csv")
-    (series,) = read_log("w.csv:x2")
-    assert (series.name, series.y_name) == ("x2", "x2")
+    read([("step", "acc", "x:2"), *((step, 0.9, rate) for step, rate in CURVE)], "w.csv")
+    (series,) = read_log("w.csv:x:2")
+    assert (series.name, series.y_name) == ("x:2", "x:2")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(bytes_of(PLAIN))))
     require_curve(read_log("-")[0])
 
@@ -287,7 +287,8 @@ def test_rows_of_one_step_are_averaged_when_told_and_true_is_1():
     assert "average them with --mean" in refusal(rows)
     series = read(rows, mean=True)
     assert (list(series.x), list(series.y)) == ([10, 20, 30], [0.25, 0.5, 1])
-    assert "the mean of 4 to 4 rows" in series.notes[1]
+    assert series.notes[1].startswith("a point is the mean of 4 to 4 rows")
+    assert read(rows[:-1], mean=True).notes[1].startswith("! a point is the mean of 3 to 4 rows")
     assert series.num_examples == 40
 
 
