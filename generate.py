@@ -1,4 +1,4 @@
-"""The generator: prompts go in, completions with their log-probabilities come out.
+"""Print completions of a model, or evaluate it on held-out problems.
 
     python generate.py --model runs/NAME/model --prompt "4729+8153="      # print a completion
     python generate.py --model runs/NAME/model --evaluate                 # mean@16, pass@k

@@ -228,8 +228,9 @@ def interrupt_or_truncate(length_control: str, sampled, closed_at, thinking_budg
     """Whether a completion is interrupted or truncated now: (interrupt, truncate), each bool.
 
     sampled: tokens sampled so far. closed_at: how many there were when thinking ended, by
-    `</think>` or by an interruption; negative while thinking goes on. All are integer arrays
-    of one shape. For a completion that has its EOS the answer means nothing.
+    `</think>` or by an interruption; negative while thinking goes on. Both are integer arrays
+    of one shape; a budget is one too, or a number. For a completion that has its EOS the answer
+    means nothing.
 
     interruption: if thinking reaches its budget, the phrase is appended. Its tokens are forced:
     they are context, and have no ratio, no weight and no place in the length. The answer has a

@@ -107,9 +107,9 @@ def make_optimizer(settings: Settings, policy: Policy) -> torch.optim.Optimizer:
 
 
 def train(rank: int, start: Start, run: Run | None = None) -> None:
-    """All steps, from the first validation to the last checkpoint. Every rank runs this. What is
-    asked by `from_rank_0` rank 0 alone does, with the generators and the log, and all ranks get its
-    answer. In `validate` and `save` all take part. run: that of rank 0, from `open_run`."""
+    """All steps, from the first validation to the last checkpoint. Every rank runs this.
+    `from_rank_0` lets rank 0 alone use the generators and the log, and gives all ranks its answer.
+    In `validate` and `save` all take part. run: that of rank 0, from `open_run`."""
     parameters = start.parameters
     run = run or Run(start)
     recipe = start.settings.recipe
@@ -117,8 +117,9 @@ def train(rank: int, start: Start, run: Run | None = None) -> None:
     ranks, device = len(trainers), torch.device(trainers[rank])
     torch.set_num_threads(cpu_threads(start.settings))
 
-    # With several ranks, or in bf16, the model is sharded by FSDP: each rank keeps its part of the
-    # parameters, in fp32. A layer is gathered while it is called, in bf16 if that is its dtype.
+    # With several ranks, in bf16, or with --offload, the model is sharded by FSDP: each rank keeps
+    # its part of the parameters, in fp32. A layer is gathered while it is called, in bf16 if that
+    # is its dtype.
     # On a GPU the largest micro-batch is tried, and settings that are not given follow from that.
     settings, policy, optimizer = policy_that_fits(start, device, make_optimizer)
     if start.moments:
@@ -134,7 +135,7 @@ def train(rank: int, start: Start, run: Run | None = None) -> None:
     if from_rank_0(run.wants_validation, version):
         run.validate(version, policy, settings)
 
-    # Without groups every prompt is retired, all steps are made, or something else ends the run.
+    # No groups: every prompt is retired, all steps are made, or something else ends the run.
     while groups := from_rank_0(run.batch, version):
         # 1. A batch of whole groups. All ranks get the same one. None of its tokens is more than k
         # steps old, which is asserted here, at the last place before they are used.

@@ -67,9 +67,9 @@ def micro_batches(
     """The micro-batches of one rank: its share of these rows of the rollouts. Each has at most
     `tokens` positions, padding included, or a single sequence.
 
-    Sequences of like length come together. With share_prompts a prompt is fed once in a
-    micro-batch, if one holds several sequences. If it holds fewer than there are prompts, all
-    sequences of a prompt come together instead.
+    Sequences of like length come together. With share_prompts a micro-batch of several sequences
+    feeds each prompt once. If it holds fewer sequences than there are prompts, all sequences of a
+    prompt come together instead.
 
     FSDP wants all ranks to call the model together, so all ranks get the same number of
     micro-batches. A rank with fewer gets the shortest sequence again, with no token marked as

@@ -75,8 +75,8 @@ class TorchEngine(Engine):
 
     The live completions are always the first n slots: when one ends, the last live one takes its
     slot, and when enough slots are free, waiting requests are admitted behind them. A prompt is run
-    once for all its completions, and always with the newest parameters. Completions in flight keep
-    their cache; a new one never uses anything old.
+    once for those admitted together, and always with the newest parameters. Completions in flight
+    keep their cache; a new one never uses anything old.
     """
 
     def __init__(self, model: PreTrainedModel, decoding: Decoding, slots: int):

@@ -1,7 +1,7 @@
 """The engine for a GPU: vLLM with the same calls as TorchEngine.
 
 vLLM runs in the process of the generator and is driven step by step. It does the continuous
-batching, the paged cache and the sampling, at temperature 1 from the whole distribution. The rest
+batching, the paged cache and the sampling, from the whole distribution. The rest
 is decided here, between two of its steps: who is let in, when thinking is interrupted, which blocks
 of its prefix cache a request may hit. So the version of a token is the version in use at the step
 that returned it, and nothing runs ahead of that (async_scheduling is off). docs/node.md says what

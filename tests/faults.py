@@ -1,7 +1,6 @@
 """Real runs, and what is done to them: tests of whole runs and benchmarks/gpu.py share it."""
 
 import contextlib
-import json
 import multiprocessing
 import os
 import re
@@ -14,6 +13,8 @@ import threading
 import time
 from multiprocessing import resource_tracker
 from pathlib import Path
+
+from machinery.folder import json_lines
 
 ROOT = Path(__file__).parent.parent
 TINY = """
@@ -172,10 +173,8 @@ class RealRun:
 
 
 def log(folder: Path, kind: str | None = None) -> list[dict]:
-    """The whole lines of a log, which another process may be writing."""
-    whole = (folder / "log.jsonl").read_text().split("\n")[:-1]
-    lines = [json.loads(line) for line in whole]
-    return [line for line in lines if kind in (None, line["kind"])]
+    """The lines of the log of a run, all or those of a kind."""
+    return [line for line in json_lines(folder / "log.jsonl") if kind in (None, line["kind"])]
 
 
 def last_step(folder: Path) -> int:

@@ -179,11 +179,6 @@ def write_lines(path: Path, lines: list[dict]) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def lines(folder: Path, kind: str) -> list[dict]:
-    """The lines of this kind in the log of a run."""
-    return [line for line in map(json.loads, open(folder / "log.jsonl")) if line["kind"] == kind]
-
-
 def stored(folder: Path) -> dict[str, Tensor]:
     """All parameters and moments in the newest checkpoint of a run, by name."""
     newest = checkpoints(folder)[-1]

@@ -4,11 +4,11 @@ import dataclasses
 
 import numpy as np
 import pytest
+from faults import log
 from steps import (
     FIRST,
     GivenGroups,
     batch_of_groups,
-    lines,
     policy_of,
     settings,
     train_on,
@@ -124,7 +124,7 @@ def test_what_is_kept_and_logged_is_how_it_was_sampled_what_it_was_worth_and_wha
     }
     for age in range(4):
         expected[f"log_ratio_age_{age}"] = np.abs(log_rho[ages == age]).mean()
-    (line,) = lines(tmp_path, "train")
+    (line,) = log(tmp_path, "train")
     assert {name: line[name] for name in expected} == pytest.approx(expected, rel=1e-3)
     assert {name for name in line if "age_" in name} <= {*expected}
 

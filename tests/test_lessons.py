@@ -75,7 +75,7 @@ def test_the_entropy_bonus_and_the_kl_do_what_their_page_says(models, tmp_path, 
         settings = steps.settings(recipe=loss.Recipe(aggregation="token"), model=models[reference])
         folder = tmp_path / str(len(lines))
         steps.train_on(settings, models["llama"], [steps.batch_of_groups()], folder)
-        lines += steps.lines(folder, "train")
+        lines += log(folder, "train")
         monkeypatch.setattr(steps.train, "train", changed.train)
         monkeypatch.setattr(policy, "loss", changed.loss)
     plain, same, other = (line["loss"] for line in lines)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import steps
 from curves import run_of
-from faults import ROOT, TINY, check_log, last_step
+from faults import ROOT, TINY, check_log, last_step, log
 from programs import rows
 
 import fit_curve
@@ -155,7 +155,7 @@ def test_a_run_that_has_levelled_off_ends_and_says_why(models, tmp_path, monkeyp
     chosen = steps.settings(steps=20, validation_every=1, stop_when_gain_below=0.05)
     write_config(tmp_path, chosen)
     steps.train_on(chosen, models["llama"], [steps.batch_of_groups()] * 20, tmp_path)
-    (end,) = steps.lines(tmp_path, "end")
+    (end,) = log(tmp_path, "end")
     assert end["step"] == steps.FIRST + 3 and "less than 0.05" in end["reason"]
 
 

@@ -7,7 +7,8 @@ import re
 import shutil
 
 import pytest
-from steps import FIRST, batch_of_groups, lines, settings, train_on, write_lines
+from faults import log
+from steps import FIRST, batch_of_groups, settings, train_on, write_lines
 
 import loss
 from machinery.folder import json_lines, write_config
@@ -130,7 +131,7 @@ def test_terms_on_the_page_add_up_to_the_loss_of_the_step(open_page, make_run, n
                 assert float(rho) == pytest.approx(math.exp(train - generator), rel=1e-3)
                 total -= completion["weight"] * float(term)
                 clips.append(clipped == "yes")
-    (logged,) = lines(run, "train")
+    (logged,) = log(run, "train")
     assert total == pytest.approx(logged["loss"], rel=1e-4) and total != 0
     assert sum(clips) / len(clips) == pytest.approx(logged["clipped_fraction"])
 
@@ -259,7 +260,7 @@ def test_a_page_shows_what_there_is(make_run, open_page):
     first, *_ = [line for line in groups_of(run) if line["kind"] == "validation"]
     (run / "rollouts.jsonl").write_text(f'{json.dumps(first)}\n{{"kind": "gro')
     bare = [{"kind": kind, "step": 1} for kind in ("validation", "train")]
-    write_lines(run / "log.jsonl", [lines(run, "validation")[0], *bare])
+    write_lines(run / "log.jsonl", [log(run, "validation")[0], *bare])
     page = open_page(run)
     assert page.locator("#choose option").count() == page.locator("#plot circle").count() == 1
 

@@ -20,7 +20,7 @@ from data import Problem, after_thinking, is_held_out, one_line, sandbox
 from data.expressions import FAULTS, close, read, value
 
 AT_ONCE = 1000  # problems in a data set of the package; in some families it decides which they are
-PATIENCE = 1000  # problems in a row without a new one, after which a family has no more
+MOST_IN_VAIN = 1000  # problems in a row without a new one, after which a family has no more
 INSTRUCTION = "Reply with the answer and nothing else."
 LONGEST_ANSWER = 10_000  # characters, and twice those of the reference; a longer one is wrong
 
@@ -56,7 +56,7 @@ def problems(
             prompt = worded(entry["question"], instruction)
             made[text] = Problem(prompt, str(entry["answer"]), __name__, metadata, text)
             in_vain = 0
-        if len(made) == number or in_vain == PATIENCE:
+        if len(made) == number or in_vain == MOST_IN_VAIN:
             break
     return [*made.values()]
 
