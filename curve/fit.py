@@ -207,8 +207,7 @@ def fit_sigmoid(x, y, r0: str | float = "first", fit_from=0.0, fit_to=np.inf) ->
     x = np.asarray(x, float)
     y = np.asarray(y, float)
     check_curve(x, y)
-    first = x[0]
-    R0 = {"first": y[0], "free": None}.get(r0, r0)
+    first, R0 = x[0], {"first": y[0], "free": None}.get(r0, r0)
     if R0 is not None and not 0 <= R0 <= 1:
         raise ValueError(f"R0 = {R0:g} is no pass rate, which lies in [0, 1]")
 
@@ -238,10 +237,11 @@ def fit_sigmoid(x, y, r0: str | float = "first", fit_from=0.0, fit_to=np.inf) ->
         points = np.append(first, x), np.append(R0, y)
         free = [1, 2, 3]
     best, least = least_squares.polish(*points, theta, free)
-    (value,), _ = least_squares.curve_and_gradient(points[0], best[None])
-    lag_1, correlation = lag_one_correlation(value - points[1], parameters)
+    values, _ = least_squares.curve_and_gradient(points[0], np.array([best, theta]))
+    of_best, of_first = values - points[1]
+    lag_1, correlation = lag_one_correlation(of_best, parameters)
     excess = allowed_excess(least, degrees, correlation)
-    if squares > least + excess:  # the first fit is not in the 95 % region of the second
+    if of_first @ of_first > least + excess:  # it is not in the 95 % region of the second
         theta, squares = best, least
     interval, profile = least_squares.profile_over_A(*points, best, theta, excess, free)
 

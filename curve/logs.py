@@ -101,10 +101,11 @@ def read_log(path: str | Path, **choices) -> list[Series]:
     path: a file, "-" for standard input, the folder of a run, or FILE:COLUMN. choices: the fields
     of `Reading`. ValueError, with the file, if there is no curve; OSError if there is no file.
     """
-    file, _, column = str(path).partition(":")  # a column may have a colon too
-    if Path(file).is_file() and column:
-        path = file
-        choices["y"] = column
+    for colon in re.finditer(":(?=.)", str(path)):  # a folder or a column may have one too
+        if Path(file := str(path)[: colon.start()]).is_file():
+            choices["y"] = str(path)[colon.end() :]
+            path = file
+            break
     reading = Reading(**choices)
     path = Path(path)
     log = log_in(path) if path.is_dir() else path

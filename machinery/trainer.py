@@ -101,6 +101,9 @@ def shard(policy: Policy, settings: Settings) -> None:
         if parameters and all(parameter is not head for parameter in parameters):
             fully_shard(part, mp_policy=precision, **where)
     fully_shard(policy, **where)
+    # An embedding in fp32 makes the mask so too, which FSDP would cast anew for each layer.
+    embedding = policy.model.get_input_embeddings()
+    embedding.register_forward_hook(lambda _, __, output: output.to(dtype))
 
 
 # --- what fits ------------------------------------------------------------------------------------
@@ -180,11 +183,13 @@ def try_largest_step(
     # a GPU widths are multiples of 64.
     most = max(settings.tokens_per_micro_batch, longest)
     width = max(64, most // math.ceil(most / longest) // 64 * 64)
-    share = settings.share_prompts
-    room = 2 * padded(1, policy.device) * share  # the shared prompt is fed too
+    share = settings.share_prompts and most > longest  # a single sequence shares nothing
+    room = 2 * padded(1, policy.device) * share  # its prompt is fed too
     completion = [0] * max(1, min(longest - 1, width) - room)
-    rollouts = [given_rollout([0], completion)] * (most // (len(completion) + room))
-    rows = list(range(len(rollouts)))
+    rows = list(range(most // len(completion)))  # `micro_batches` takes as many as fit
+    # All prompts may differ: then each is fed for one row.
+    vocabulary = policy.model.config.get_text_config().vocab_size
+    rollouts = [given_rollout([row % vocabulary], completion) for row in rows]
     largest = next(micro_batches(rollouts, rows, most, policy.device, 0, 1, share))
     logprobs_BT, _ = policy(largest, settings.recipe.fp32_logits)
     logprobs_BT.sum().backward()

@@ -141,8 +141,8 @@ def test_folders_standard_input_and_columns_are_named(monkeypatch):
     assert (series.name, len(series.x)) == ("run", len(STEPS))
     with pytest.raises(ValueError, match="name the file"):
         read_log(".")
-    read([("step", "acc", "x:2"), *((step, 0.9, rate) for step, rate in CURVE)], "w.csv")
-    (series,) = read_log("w.csv:x:2")
+    read([("step", "acc", "x:2"), *((step, 0.9, rate) for step, rate in CURVE)], "12:30/w.csv")
+    (series,) = read_log("12:30/w.csv:x:2")
     assert (series.name, series.y_name) == ("x:2", "x:2")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(bytes_of(PLAIN))))
     require_curve(read_log("-")[0])

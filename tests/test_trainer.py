@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_leaves
 import loss
 import train
 from core.model import load_model, load_tokenizer, make_decoding
-from core.policy import Policy, micro_batches
+from core.policy import micro_batches
 from core.rollouts import Batch, Request, SharedParameters
 from core.settings import Settings
 from core.torch_engine import TorchEngine
@@ -244,13 +244,6 @@ def test_nothing_of_a_long_sequence_is_quadratic_in_its_length(models, tmp_path,
         model.set_attn_implementation("fused")
         return model
 
-    # Layers share the mask that stands behind shared prompts.
-    (m,) = all_micro_batches([rollout(0, 0, [1] * 16, [1] * 200)] * 2, 1000, share=True)
-    kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
-        Policy(as_on_a_gpu(models["qwen3"]))(m, True)
-    assert len({x.data_ptr() for x in kept if x.numel() == 2 * 199 * 215}) == 1
-
     if not torch.cuda.is_available():
         assert step(1024) > 1000**2
     monkeypatch.setattr(trainer, "load_model", as_on_a_gpu)
@@ -286,6 +279,19 @@ def test_gradients_of_a_bf16_trunk_are_those_of_the_fp32_parameters(models, tmp_
         for found in (plain[name], shared[name]):
             assert found.dtype == torch.float32
             assert 0 < (found - exact).norm() < 0.2 * exact.norm()
+
+
+def test_layers_share_the_mask_behind_shared_prompts(models, group_of_one):
+    """As on a GPU, with a tied embedding, which stays in fp32."""
+    policy = trainer.make_policy(
+        settings(dtype="bfloat16"), load_model(models["llama-grouped-tied"]), CPU
+    )
+    policy.model.set_attn_implementation("fused")
+    (m,) = all_micro_batches([rollout(0, 0, [1] * 16, [1] * 200)] * 2, 1000, share=True)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+        policy(m, True)
+    assert len({x.data_ptr() for x in kept if x.numel() == 2 * 199 * 215}) == 1
 
 
 # --- what fits ------------------------------------------------------------------------------------
