@@ -340,7 +340,8 @@ def changes_section(batch: Batch, policy) -> str:
 The same batch and the same parameters, with one part of the recipe changed.
 
 **Losses.** A clip that decides for a token takes its gradient away. CISPO's cap does not: it limits
-the factor of the gradient.
+the factor of the gradient. No gradient flows through sg(x). s is one ratio for a completion: the
+exp of its mean log rho.
 
 {table(["", "term of a token"], formulas)}
 
