@@ -75,10 +75,7 @@ def main(command: GenerateCommand) -> int:
         there = command.log.absolute().parent.is_dir()
         refuse(not there, f"--log {command.log}: there is no such folder")
     try:
-        if command.prompt:
-            print_completions(command)
-        else:
-            evaluate(command)
+        (print_completions if command.prompt else evaluate)(command)
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise ValueError(out_of_memory(error)) from None
     return 0

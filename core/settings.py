@@ -257,8 +257,9 @@ MAY_CHANGE = set(
 )
 
 # generate.py takes these from the run that made its model.
-OF_ITS_RUN = """data defaults prompt_budget thinking_budget answer_budget max_length length_control
-    end_of_thinking interruption_phrase thinking instruction system slots verifiers""".split()
+OF_ITS_RUN = """data defaults prompt_budget thinking_budget answer_budget length_control
+    end_of_thinking interruption_phrase thinking instruction system slots verifiers
+    verifier_time_limit verifier_memory""".split()
 
 
 def usual_slots(settings: Sampling) -> int:
@@ -338,6 +339,15 @@ def starting_values(chosen: Sampling) -> dict:
     top of this file. Those of the recipe are among them. chosen: what the flags say, with the
     defaults of the fields. ValueError for --defaults that a run overrides."""
     is_run = isinstance(chosen, Settings)
+    of_length = {}
+    if chosen.max_length:  # nothing is interrupted, and the last quarter costs reward
+        answer = chosen.max_length // 4
+        thinking = chosen.max_length - answer
+        of_length = {
+            "thinking_budget": (thinking, thinking),
+            "answer_budget": answer,
+            "length_control": "penalty",
+        }
     run = chosen.resume if is_run else run_of(chosen.model)
     if run:
         stored = with_recipe(read_settings(run))
@@ -348,21 +358,13 @@ def starting_values(chosen: Sampling) -> dict:
             f"--defaults {chosen.defaults} does nothing here: data, budgets and the like are those"
             f" of the run that made the model, {run}, unless their flags are given",
         )
-        return {name: stored[name] for name in OF_ITS_RUN}
+        return {name: stored[name] for name in OF_ITS_RUN} | of_length
 
     defaults = chosen.defaults
     if defaults == "auto":
         tasks = {parse_spec(argument).task for argument in chosen.data}
         defaults = "toy" if tasks == {"arithmetic"} else "short" if tasks == {"gym"} else "paper"
-    values = PRESETS[defaults] | {"defaults": defaults}  # config.json says which it was
-    if chosen.max_length:  # nothing is interrupted, and the last quarter costs reward
-        answer = chosen.max_length // 4
-        thinking = chosen.max_length - answer
-        values |= {
-            "thinking_budget": (thinking, thinking),
-            "answer_budget": answer,
-            "length_control": "penalty",
-        }
+    values = PRESETS[defaults] | {"defaults": defaults} | of_length  # config.json says which
     if torch.cuda.device_count():
         values |= dict.fromkeys(BY_MEMORY)
     if is_run:
@@ -383,7 +385,7 @@ def run_of(model: str) -> Path | None:
     None: no run has made it."""
     path = Path(model_path(model))
     for folder in path.absolute().parents[:3] if path.is_dir() else ():
-        if (folder / "log.jsonl").exists():
+        if {"log.jsonl", "config.json"} <= {*os.listdir(folder)}:
             return folder
     return None
 

@@ -127,8 +127,11 @@ def _add_fields(parser: argparse.ArgumentParser, kind: type, values: dict) -> No
                 help += f"; {name}: {_in_words(other)}"
         if value not in (None, ()):
             help += f" (default: {_in_words(value)})"
+        if bool in members:  # argparse's own way takes --no-positive-resampling for a negation
+            off = flag(f"no_{field.name}")
+            group.add_argument(off, dest=field.name, action="store_false", help="off")
         if field.type is bool:
-            group.add_argument(flag(field.name), action=argparse.BooleanOptionalAction, help=help)
+            group.add_argument(flag(field.name), action="store_true", help=help)
             continue
 
         # How many values the flag takes, and what each can be.
@@ -137,10 +140,8 @@ def _add_fields(parser: argparse.ArgumentParser, kind: type, values: dict) -> No
             number = "+" if ... in members else len(get_args(field.type))
         elif bool in members:  # --fp32-logits, --no-fp32-logits or --fp32-logits split
             number = "?"
-            off = flag(f"no_{field.name}")
-            group.add_argument(off, dest=field.name, action="store_false", help="off")
         words = [member for member in members if isinstance(member, str)]
-        if type(None) in members and field.default is not None:
+        if type(None) in members:
             words.append("None")
         types = [member for member in members if member in TYPE_NAMES]
         group.add_argument(

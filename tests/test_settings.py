@@ -48,6 +48,7 @@ def test_generate_samples_the_model_of_a_run_as_the_run_did(tmp_path, monkeypatc
     own = ["--model", "model", "--data", "arithmetic", "--thinking-budget", "5", "5"]
     other = parse(own, GenerateCommand)
     assert (other.data, other.thinking_budget, other.defaults) == (("arithmetic",), (5, 5), "small")
+    assert parse([*own[:2], "--max-length", "200"], GenerateCommand).answer_budget == 50
     # On the hub, beside the scripts, and of no run.
     for name in ("Qwen/Qwen3-0.6B", "data/arithmetic_base", str(tmp_path)):
         assert parse(["--model", name], GenerateCommand).thinking_budget == (54, 58)
@@ -90,6 +91,7 @@ VALUES = """
 --data gsm8k --defaults small | small | learning_rate None
 --defaults small --learning-rate 1e-5 | small | learning_rate 1e-05
 --max-length 8 | toy | thinking_budget (6, 6); answer_budget 2; length_control penalty
+--recipe base --no-positive-resampling | toy | no_positive_resampling True
 --data gym:gcd --leave-out asynchrony | short | asynchrony ppo-8; length_control penalty
 --data gym:gcd --recipe base --loss grpo | short | asynchrony ppo-8; loss grpo
 """
