@@ -165,6 +165,8 @@ def test_a_run_is_finished_if_it_ended_as_it_is_wanted_with_its_last_checkpoint(
     folder.mkdir()
     steps.write_lines(folder / "log.jsonl", [{"kind": "end", "step": 120}])
     write_config(folder, parse(before))
+    assert not finished()
+    (folder / "model").mkdir()
     assert finished()  # its checkpoints were removed
     assert not finished("--steps", "300") and not finished("--stop-when-gain-below", "0.01")
     for step, is_finished in ((100, False), (120, True)):

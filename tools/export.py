@@ -7,8 +7,6 @@ checkpoint. Data, verdicts and the worth of completions are ours, in a reward fu
 (tools/on_trl.py).
 """
 
-from pathlib import Path
-
 import loss
 from core.settings import ROOT, model_path, read_settings
 from curve.files import write_whole
@@ -20,7 +18,7 @@ TABLE = """\
 | part | in TRL |
 |---|---|
 | loss {recipe.loss} | `loss_type`; with vLLM also a factor, cut at `--eps-max` |
-| mean over {recipe.aggregation}, advantages by {recipe.advantage_norm} | exactly, by our reward function |
+| mean over {recipe.aggregation}, advantages by {recipe.advantage_norm} | by our reward function: exactly; of `ppo-K` over K batches |
 | zero-variance filter; what is truncated or has no verdict | exactly, by our reward function |
 | fp32 head | `cast_lm_head_to_fp32`: in the trainer alone |
 | {recipe.asynchrony} | of `ppo-K`: `generation_batch_size`; TRL has no `pipeline-K`: as `ppo-1` |
@@ -40,11 +38,15 @@ SCRIPT = '''"""The run {run.name} goes on in TRL 1.16.0.
 
 import os
 import sys
+from math import inf
 
 sys.path.insert(0, "{project}")  # loss.py, data/ and all that they need
 
 from tools.on_trl import make_trainer
 
+PROCESSES = int(os.environ.get("WORLD_SIZE", 1))
+if {settings.groups_per_step} % PROCESSES:
+    sys.exit(f"the {settings.groups_per_step} groups of a step cannot be shared by {{PROCESSES}} processes")
 OPTIONS = {loss} | {{
     "scale_rewards": "none",
     "off_policy_mask_threshold": {mask},
@@ -59,7 +61,7 @@ OPTIONS = {loss} | {{
     "max_completion_length": {settings.thinking_budget[1]} + {settings.answer_budget},
     "num_generations": {settings.completions_per_prompt},
     "per_device_train_batch_size": {settings.completions_per_prompt},  # a group
-    "gradient_accumulation_steps": {settings.groups_per_step} // int(os.environ.get("WORLD_SIZE", 1)),
+    "gradient_accumulation_steps": {settings.groups_per_step} // PROCESSES,
     "num_generations_eval": {settings.validation_samples},
     "per_device_eval_batch_size": 8 * {settings.validation_samples},
     "learning_rate": {settings.learning_rate},
@@ -110,8 +112,8 @@ def main(arguments: list[str]) -> int:
     run = read_flags(OneRun, arguments, description=__doc__).run.resolve()
     settings = read_settings(run)
     recipe = settings.recipe
-    checkpoint = checkpoint_of(run, None)
-    model = checkpoint / "model" if checkpoint else Path(model_path(settings.model)).resolve()
+    trained = (checkpoint_of(run, None) or run) / "model"
+    model = trained if trained.exists() else model_path(settings.model)
     kind, k = loss.parse_asynchrony(recipe.asynchrony)
     table = TABLE.format(recipe=recipe)
     script = SCRIPT.format(

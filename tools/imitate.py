@@ -22,9 +22,10 @@ from transformers import PreTrainedModel
 
 from core.model import load_model, load_tokenizer, render
 from core.screen import Progress, say
-from core.settings import model_path
+from core.settings import model_path, refuse_small_numbers
 from curve.flags import option, read_flags, run_command
 from data.load import load_data
+from machinery.folder import whole_folder
 
 NOT_LEARNED = -100  # the label of a token that is context only, for transformers
 Example = tuple[list[int], list[int]]  # ids of prompt and solution, and their labels
@@ -51,6 +52,7 @@ class Command:
 def main(arguments: list[str]) -> int:
     """The command. Returns 0; ValueError or OSError, in one sentence, for wrong flags or data."""
     command = read_flags(Command, arguments, description=__doc__)
+    refuse_small_numbers(command)
     if command.out.exists():
         raise ValueError(f"--out {command.out}: name a folder that is not there yet")
     (source,) = load_data(
@@ -78,8 +80,9 @@ def main(arguments: list[str]) -> int:
         batches += DataLoader(order, command.batch_size, collate_fn=list)
     learning_rate = command.learning_rate or model.num_parameters() ** -0.5
     imitate(model, batches, len(batches), learning_rate)
-    model.save_pretrained(command.out)
-    tokenizer.save_pretrained(command.out)
+    with whole_folder(command.out) as folder:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
     print(f"next: python train.py --model {command.out} --data {command.data}")
     return 0
 

@@ -76,9 +76,12 @@ def make_trainer(
     trained = len(problems)
     problems += [problem for source in sources for problem in source.validation]
     system = [{"role": "system", "content": settings.system}] if settings.system else []
+    plain = load_tokenizer(model).chat_template is None
     rows = []
     for number, problem in enumerate(problems):
         prompt = [*system, {"role": "user", "content": problem.prompt}]
+        if plain:  # as `render` has it
+            prompt = "\n\n".join(message["content"] for message in prompt)
         rows.append({"prompt": prompt, "number": number, "held_out": number >= trained})
     parser = TrlParser(GRPOConfig)
     parser.set_defaults(**options)

@@ -37,7 +37,7 @@ from core.settings import (
     refuse_small_numbers,
     resumed,
 )
-from curve.files import write_whole
+from curve.files import read_text, write_whole
 from curve.flags import flag, option, read_flags, run_command
 from machinery.folder import checkpoint_of, last_line, lock_folder, step_of
 
@@ -139,8 +139,10 @@ def finished(folder: Path, arguments: list[str]) -> bool:
     """Whether the run in this folder has ended, as these flags want it, and its last checkpoint was
     written."""
     end = last_line(folder)
-    newest = checkpoint_of(folder, None)  # None: they were removed
-    if end.get("kind") != "end" or newest and step_of(newest) != end["step"]:
+    newest = checkpoint_of(folder, None)
+    # If they were removed, the model is there.
+    saved = step_of(newest) == end.get("step") if newest else (folder / "model").exists()
+    if end.get("kind") != "end" or not saved:
         return False
     before, now = read_settings(folder), parse(arguments)
     return (before.steps, before.stop_when_gain_below) == (now.steps, now.stop_when_gain_below)
@@ -180,7 +182,7 @@ def train_all(runs: dict[Path, list[str]], jobs: int) -> bool:
             for folder in ended:
                 if running.pop(folder).returncode:
                     failed = True
-                    *_, reason = Path(f"{folder}.txt").read_text().strip().split("\n")
+                    *_, reason = read_text(Path(f"{folder}.txt")).strip().split("\n")
                     say(f"error: {folder} failed: {reason} ({folder}.txt has all)")
     finally:
         if running:

@@ -69,11 +69,12 @@ def read_run(run: Path) -> dict:
     share = MOST_BYTES / len(as_json(groups))
     for line in groups:
         line["completions"] = line["completions"][: max(1, int(share * len(line["completions"])))]
+    constants = {name: six_digits(value) for name, value in loss.constants(recipe).items()}
     return {
         "name": run.resolve().name,
-        "recipe": asdict(recipe),
-        "formula": loss.LOSSES[recipe.loss].formula,
-        "constants": loss.constants(recipe),
+        "recipe": asdict(recipe) | constants,
+        "formula": loss.LOSSES[recipe.loss].formula + ", or 0 if masked" * recipe.mask_sequences,
+        "constants": constants,
         "log": log,
         "rollouts": rollouts,
         "completions": len(completions),
