@@ -65,6 +65,7 @@ SPELLING_OF = table(
     "          “ ” „
     '          ’ ‘ ′
 
+    \binom␣    \dbinom \tbinom
     \frac␣     \dfrac \tfrac \cfrac \nicefrac \sfrac
     \sqrt␣     √
     \emptyset␣ ∅ \varnothing
@@ -154,7 +155,7 @@ MATRIX = r"\{(?:[pbB]|small)?(?:matrix|array)\}"
 GROUP = r"((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)"  # with braces in braces
 KNOWN = f"(?:{'|'.join(filter(str.isalpha, UNIT_OF))})s?"  # a unit
 POWER = r"(?![a-z])\.?(?:[ ]?\^[ ]?\{?-?\d\}?)?[ /]*"  # of a unit, and what joins it to the next
-UNIT = r'"[^"]*"(?= *(?:$|[,;)\]}]|\\\}))|[¤€£¥₹¢]'  # behind what it belongs to
+UNIT = r'/? ?"[^"]*"(?= *(?:$|[,;)\]}]|\\\}))|[¤€£¥₹¢]'  # behind what it belongs to
 
 RULES = {  # a pattern, and what is written instead
     # 3\\sqrt2 → 3\sqrt2
@@ -230,6 +231,8 @@ RULES = {  # a pattern, and what is written instead
     r"\b(square|sq|cubic) +([^\W\d_]+)": r"\2 \1",
     # 12^{th} → 12 "th"
     r'(?x) \^ [ ]? \{? [ ]? "? (deg|st|nd|rd|th) (?![a-z]) "? [ ]? \}?': r' "\1"',
+    # 68 "deg" F → 68 "deg F"
+    r'"deg" *"?([CF])\b"?': r'"deg \1"',
     # 5% → 5 "%"
     r'(?<!")%': ' "%" ',
     # 5 apples → 5 "apples"
@@ -240,7 +243,7 @@ RULES = {  # a pattern, and what is written instead
     # "cm"^2 → "cm^2"
     r'"\.? ?\^ ?\{?(-?\d)\}?': r'^\1"',
     # "km"/"h" → "km / h"
-    r'(?<=[a-z\d]) *" ?(/?) ?"(?=[a-z])': r" \1 ",
+    r'(?<=[a-z\d]) *" ?(/?) ?"(?=[a-zA-Z])': r" \1 ",
     # =5  6. → 5 6, x \in (1,2) → (1,2), A rhombus → rhombus
     r"""(?x) ^ (?: [ ] | = | \\approx )+ (?: [a-z] [ ]* \\in (?![a-z]) )?     # before an answer
             | ^ [a-z] [ ]* \\in (?![a-z])
@@ -372,11 +375,12 @@ VALUES = {
     ":": truediv,
     "^": mp.power,
     "!": mp.factorial,
+    r"\binom": mp.binomial,
     **{name: getattr(mp, name[1:].replace("arc", "a"), abs) for name in FAMILY_OF},
 }
 # How factors begin that may stand without a sign before them. Digits do so in n 2^k.
 STARTS_FACTOR = rf"""(?x) [^\W\d_] | ["{{(\[] | \d\S*[ ]\^
-    | \\(?: frac | sqrt | pi | {"|".join(FAMILY_OF).replace(chr(92), "")} )\b"""
+    | \\(?: binom | frac | sqrt | pi | {"|".join(FAMILY_OF).replace(chr(92), "")} )\b"""
 LEAVES = {name: Tree("constant", value=name) for name in CONSTANTS}
 HIGHEST = LEAVES[r"\infty"]
 LOWEST = Tree("-", (HIGHEST,))
@@ -460,6 +464,8 @@ class Reader(list):
             if kind not in BRACKETS:
                 raise ValueError(f"{kind} are no brackets")
             return items[0] if kind in GROUPS and len(items) == 1 else Tree(kind, items)
+        if token == r"\binom":
+            return Tree(token, (self.argument(), self.argument()))
         if token == r"\frac":
             return divided(self.argument(), self.argument())
         if token == r"\sqrt":  # a root is a power, of the form "root"
@@ -497,6 +503,9 @@ class Reader(list):
             argument = self.atom()
         else:
             argument = self.product(signs=(), ends=FAMILY_OF)
+        inverse = name.replace("\\", r"\arc")
+        if exponent and exponent.value == -1 and inverse in FAMILY_OF:  # \sin^{-1} is \arcsin
+            name, exponent = inverse, ""
         tree = Tree(name, (argument, *base))
         return Tree("^", (tree, exponent)) if exponent else tree
 
@@ -621,7 +630,8 @@ def values_at_points(*trees):
     real value."""
     rng, point = random.Random(0), {}
     names = sorted(letters(Tree("list", trees)))
-    for k in range(6 if names else 1):
+    has_steps = any(r"\floor" in operations(tree) for tree in trees)  # alike at most points
+    for k in range((200 if has_steps else 6) if names else 1):
         for name in names:
             point[name] = mp.mpf(rng.uniform(-10, 10))
             if k == 0:

@@ -298,7 +298,7 @@ def find_parts(spec: Spec) -> dict[str, list[Path]]:
             f"{spec.place} has no file of records below {'/, '.join(subsets)}/:"
             f" {', '.join(FORMATS)} are looked for"
         )
-    if {*parts} == {""}:
+    if not parts["train"]:
         parts["train"] = parts[""]
     return parts
 

@@ -64,17 +64,17 @@ def cpu_of_children() -> float:
 def run(
     arguments: list[str], stdin: bytes, seconds: float, longest_output: int, source: str = ""
 ) -> bytes | None:
-    """Run `python -I -B ARGUMENTS` confined, in a folder of its own, where it can read `source` as
+    """Run `python -sPB ARGUMENTS` confined, in a folder of its own, where it can read `source` as
     program.py. Returns its standard output; None if it did not end by itself within so many seconds
     of CPU time, and PATIENCE times as many of the clock, with status 0 and with at most so many
-    bytes. Address space is limited as it is for this process; the environment is empty; standard
-    error is thrown away."""
+    bytes. Address space is limited as it is for this process; the environment has nothing of this
+    one; standard error is thrown away."""
     # Otherwise numpy starts a thread for each core.
     environment = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
 
     def become_python() -> None:
         os.dup2(os.open("stdin", os.O_RDONLY), 0)
-        os.execve(sys.executable, [sys.executable, "-I", "-B", *arguments], environment)
+        os.execve(sys.executable, [sys.executable, "-sPB", *arguments], environment)
 
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "program.py").write_text(source, encoding="utf-8", errors="surrogatepass")

@@ -190,6 +190,12 @@ for call in (lambda: os.kill({os.getpid()}, 0),
     assert output.split() == [b"refused", b"refused", b"done"]
 
 
+def test_a_program_does_the_same_each_time():
+    """The order of a set follows from hashes."""
+    run = lambda: sandbox.run(["-c", "print(hash('a'))"], b"", seconds=60, longest_output=100)
+    assert run() == run() is not None
+
+
 def test_a_program_dies_with_its_verifier(tmp_path, monkeypatch):
     """kill -9 of a worker in the middle of a test ends the program too."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

@@ -131,15 +131,18 @@ def makes_the_target(text: str, entry: dict) -> bool:
 
 
 OWN_VERIFIERS = {"countdown": makes_the_target, "puzzle24": makes_the_target}
-# Families whose verdicts cannot be trusted.
+# Families whose verdicts cannot be trusted, or whose problems are never the same.
 REFUSED = {
     # as Python, or by sympy, which does so
     "its verifier runs what the model writes as code": """binary_matrix composite n_queens
         intermediate_integration polynomial_multiplication simple_integration spiral_matrix
         string_insertion""",
     "its verifier calls wrong answers right": """boxnet coin_flip complex_arithmetic game_of_life
-        game_of_life_halting gsm_symbolic letter_jumble number_sorting word_sorting""",
+        game_of_life_halting gsm_symbolic letter_jumble number_sorting propositional_logic
+        word_sorting""",
     "its answers cannot be judged from their text alone": "arc_agi rearc",
+    "it makes other problems in each process": """codeio isomorphic_strings knight_swap
+        list_functions ransom_note word_ladder""",
 }
 
 

@@ -66,7 +66,7 @@ BETWEEN = r"""(?x)
       [a-zA-Z]{2,} (?: [ ]an? (?=[ ]) )? (?! [\w^{}(*/+-] )"""
 # Problems that ask for a form name it, or say what is to be done with a formula.
 ASKS_FOR_FORM = r"""(?x) \b(?:
-    [Ss]implif(?:y|ied) | simplest | lowest[ ]terms | [Rr]educe | [Ee]xpand | [Rr]ationali[sz]e
+    [Ss]implif(?:y|ied) | simplest | lowest[ ]terms | Reduce | Expand | [Rr]ationali[sz]e
     | Factor | [Ff]actor(?: ed | i[sz](?:e|ation) | [ ](?: completely | fully | the ) )
     | (?: (?:[Rr]e)?[Ww]rite | [Ee]xpress | [Cc]onvert | [Cc]hange | [Rr]ound ) [ ] (?:
         with[ ]one                                     # with one logarithm
@@ -255,6 +255,8 @@ def may_use(wanted, given):
     allowed = operations(wanted) | set("-*/")
     if "letter" in allowed:
         allowed |= ARITHMETIC
+    if "e" in allowed:
+        allowed.add("^")
     known = letters(wanted)
     if wanted.kind == "named":
         known |= letters(wanted.value)
@@ -319,7 +321,7 @@ def is_name(tree):
         case Tree("()", parts):
             return all(map(is_name, parts))
         case Tree("*", (Tree("name", _, first), _)):
-            return first[0] in "fgh" or first[0].isupper()
+            return first[0] in "fghpqr" or first[0].isupper()
     return False
 
 

@@ -116,6 +116,8 @@ def read_test(test: dict) -> tuple[str | None, object, list]:
     given, wanted, metadata = test["input"], test["output"], parsed(test.get("metadata") or {})
     name = test.get("fn_name") or metadata.get("func_name")
     if not name:
+        if test.get("testtype", test.get("type")) in ("functional", "function_call"):
+            raise ValueError("it calls a function, and does not name it")
         return None, as_text(given), [as_text(wanted)]
     if test.get("testtype") == "functional":
         arguments = [json.loads(line) for line in given.splitlines() if line.strip()]
