@@ -19,7 +19,7 @@ from common import ROOT
 
 LIMITS = {  # where the tree stands today; aims: 66,000, 66,000, 8,000, 8,000, 45,000 and 220
     "what a user runs": 70_250,  # tokens
-    "tests": 66_140,
+    "tests": 66_160,
     "benchmarks": 8_000,
     "docs": 8_000,
     "words of pages": 45_000,

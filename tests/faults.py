@@ -1,6 +1,7 @@
 """Real runs, and what is done to them: tests of whole runs and benchmarks/gpu.py share it."""
 
 import contextlib
+import json
 import multiprocessing
 import os
 import re
@@ -13,8 +14,6 @@ import threading
 import time
 from multiprocessing import resource_tracker
 from pathlib import Path
-
-from machinery.folder import json_lines
 
 ROOT = Path(__file__).parent.parent
 TINY = """
@@ -173,8 +172,11 @@ class RealRun:
 
 
 def log(folder: Path, kind: str | None = None) -> list[dict]:
-    """The lines of the log of a run, all or those of a kind."""
-    return [line for line in json_lines(folder / "log.jsonl") if kind in (None, line["kind"])]
+    """The whole lines of a log, which another process may be writing; all or those of a kind. A
+    process that makes a run of a `project` imports this file, so nothing of ours is imported."""
+    whole = (folder / "log.jsonl").read_text().split("\n")[:-1]
+    lines = [json.loads(line) for line in whole]
+    return [line for line in lines if kind in (None, line["kind"])]
 
 
 def last_step(folder: Path) -> int:
