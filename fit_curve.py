@@ -78,7 +78,7 @@ def runs_of_study(folder: Path) -> list[tuple[str, Path]]:
         return []
     logs = [*filter(log_in, folder.glob("*/")), *folder.glob("*-seed*.jsonl")]
     logs.sort(key=lambda log: (not log.name.startswith("scalerl-seed"), natural_order(log)))
-    return [(re.match(r"((.*)-seed\d+(\.jsonl)?$)?", log.name)[2] or "", log) for log in logs]
+    return [(re.fullmatch(r"(.*)-seed\d+(\.jsonl)?|.*", log.name)[1] or "", log) for log in logs]
 
 
 def named_logs(options: Options) -> list[tuple[str, str | Path]]:

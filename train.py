@@ -119,8 +119,8 @@ def train(rank: int, start: Start, run: Run | None = None) -> None:
 
     # With several ranks, in bf16, or with --offload, the model is sharded by FSDP: each rank keeps
     # its part of the parameters, in fp32. A layer is gathered while it is called, in bf16 if that
-    # is its dtype.
-    # On a GPU the largest micro-batch is tried, and settings that are not given follow from that.
+    # is its dtype. On a GPU the largest micro-batch is tried, and settings that are not given
+    # follow from that.
     settings, policy, optimizer = policy_that_fits(start, device, make_optimizer)
     if start.moments:
         read_moments(optimizer, start.moments)

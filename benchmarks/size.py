@@ -18,8 +18,8 @@ import tokenize
 from common import ROOT
 
 LIMITS = {  # where the tree stands today; aims: 66,000, 66,000, 8,000, 8,000, 45,000 and 220
-    "what a user runs": 70_250,  # tokens
-    "tests": 66_160,
+    "what a user runs": 70_280,  # tokens
+    "tests": 66_155,
     "benchmarks": 8_000,
     "docs": 8_000,
     "words of pages": 45_000,

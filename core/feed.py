@@ -103,8 +103,7 @@ class Prompts:
 class Feed:
     """Prompts out, whole judged groups in: `batch` has those to train on at a step, `validate`
     those of the held-out problems. Both return None if the run ends; if it cannot go on, `failure`
-    says why. No token was sampled by parameters older than its group's
-    version."""
+    says why. No token was sampled by parameters older than its group's version."""
 
     def __init__(
         self,

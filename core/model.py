@@ -132,10 +132,11 @@ def fused_attention(
     return sdpa_attention_forward(layer, query_BHTD, key_BGKD, value_BGKD, *mask, **options)
 
 
-def fused_mask(*of, **options) -> Tensor | None:
+def fused_mask(*of, dtype: torch.dtype, **options) -> Tensor | None:
     """A mask for "sdpa", if one is needed, in numbers: each layer would make its own from one of
     bools, and keep it for the backward."""
-    return None if sdpa_mask(*of, **options) is None else eager_mask(*of, **options)
+    mask = sdpa_mask(*of, **options)
+    return mask if mask is None else torch.finfo(dtype).min * (~mask).to(dtype)
 
 
 for name, attention, mask in (
@@ -187,26 +188,33 @@ def first_learning_rate(parameters: int) -> float:
 # --- text to token ids and back -------------------------------------------------------------------
 
 
+def turns(tokenizer: PreTrainedTokenizerBase, prompt: str, system: str | None) -> str | list[dict]:
+    """What a model is asked: the messages for its chat template, after a system prompt if there is
+    one; without a template their text."""
+    asked = [{"role": "user", "content": prompt}]
+    if system is not None:
+        asked.insert(0, {"role": "system", "content": system})
+    if tokenizer.chat_template is None:
+        return "\n\n".join(turn["content"] for turn in asked)
+    return asked
+
+
 def render(
     tokenizer: PreTrainedTokenizerBase,
     prompt: str,
     thinking: bool = True,
     system: str | None = None,
 ) -> list[int]:
-    """Token ids of a user's turn in the model's chat template, after a system prompt if there is
-    one, ready for the model to go on. thinking: `enable_thinking` for the template; templates that
-    know no such choice ignore it."""
+    """Token ids of the `turns`, in the model's chat template, ready for the model to go on.
+    thinking: `enable_thinking` for the template; templates that know no such choice ignore it."""
+    asked = turns(tokenizer, prompt, system)
     if tokenizer.chat_template is None:
-        text = prompt if system is None else f"{system}\n\n{prompt}"
-        ids = tokenizer(text).input_ids
+        ids = tokenizer(asked).input_ids
         # Some tokenizers append an EOS; no model would go on after it.
         return ids[:-1] if ids[-1:] == [tokenizer.eos_token_id] else ids
-    messages = [{"role": "user", "content": prompt}]
-    if system is not None:
-        messages.insert(0, {"role": "system", "content": system})
     with in_one_sentence(tokenizer.name_or_path, "its chat template cannot be used"):
         text = tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True, enable_thinking=thinking
+            asked, tokenize=False, add_generation_prompt=True, enable_thinking=thinking
         )
     return tokenizer(text, add_special_tokens=False).input_ids
 

@@ -385,7 +385,7 @@ def run_of(model: str) -> Path | None:
     None: no run has made it."""
     path = Path(model_path(model))
     for folder in path.absolute().parents[:3] if path.is_dir() else ():
-        if {"log.jsonl", "config.json"} <= {*os.listdir(folder)}:
+        if (folder / "log.jsonl").exists() and (folder / "config.json").exists():
             return folder
     return None
 

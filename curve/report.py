@@ -116,8 +116,8 @@ def variants_table(
     """A row for each variant, with the verdict of its comparison. A, B, C_mid and the forecast at
     compute C (by default twice the last of all runs) are those of the `standing` Fits. "-" stands
     in the place of B, C_mid and the forecast if a seed alone does not identify A; but a compute
-    that all curves describe is no forecast. An interval is over the seeds, and
-    the forecast's at least as wide as those of their fits; that of a single run is of its fit."""
+    that all curves describe is no forecast. An interval is over the seeds, and the forecast's at
+    least as wide as those of their fits; that of a single run is of its fit."""
     C = C or 2 * max(fit.C_max for fits in variants.values() for fit in fits)
     rows = []
     # The first variant is compared with none.

@@ -22,8 +22,7 @@ FLAGS = [*TINY, "--one-process", "--train-prompts", "20", "--steps", "1", "--nam
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def here(here, monkeypatch):
     monkeypatch.setattr(Stop, "listen", lambda _: None)
 
 

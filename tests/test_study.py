@@ -31,10 +31,9 @@ COMMAND = ["--seeds", "0", "1", "--jobs", "2", *SIZES]
 
 
 @pytest.fixture(autouse=True)
-def folder_and_signals(tmp_path, monkeypatch):
+def folder_and_signals(tmp_path, here):
     """A folder with two.json. Ctrl-C is handled as at the start of a process, since a run in this
     process has another handler; afterwards the handlers are put back."""
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "two.json").write_text(json.dumps(VARIANTS))
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     signal.signal(signal.SIGINT, signal.default_int_handler)

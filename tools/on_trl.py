@@ -9,17 +9,20 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
 from datasets import Dataset
+from transformers import PreTrainedTokenizerBase
 from trl import GRPOConfig, GRPOTrainer, TrlParser
 
 import loss
-from core.model import completion_texts, load_tokenizer, make_decoding, render
+from core.model import completion_texts, load_tokenizer, make_decoding, render, turns
 from core.rollouts import given_rollout
 from core.settings import Settings, read_settings, read_sources
 from data import Problem
 from data.verify import VerifierPool
 
 
-def reward_function(settings: Settings, model: str, problems: list[Problem]) -> Callable:
+def reward_function(
+    settings: Settings, tokenizer: PreTrainedTokenizerBase, problems: list[Problem]
+) -> Callable:
     """TRL's reward function for these problems.
 
     A validation gets the scores. In training, TRL subtracts the mean of a group and has the loss
@@ -27,7 +30,6 @@ def reward_function(settings: Settings, model: str, problems: list[Problem]) -> 
     -sum(weight x advantage x term) by `loss.worth`. So the reward is weight x advantage x TRL's
     denominator, whose mean in a group is 0.
     """
-    tokenizer = load_tokenizer(model)
     recipe = settings.recipe
     decoding = make_decoding(tokenizer, settings, recipe.length_control)
     budgets = settings.thinking_budget[1], settings.answer_budget
@@ -75,20 +77,17 @@ def make_trainer(
     problems = [problem for source in sources for problem in source.train]
     trained = len(problems)
     problems += [problem for source in sources for problem in source.validation]
-    system = [{"role": "system", "content": settings.system}] if settings.system else []
-    plain = load_tokenizer(model).chat_template is None
+    tokenizer = load_tokenizer(model)
     rows = []
     for number, problem in enumerate(problems):
-        prompt = [*system, {"role": "user", "content": problem.prompt}]
-        if plain:  # as `render` has it
-            prompt = "\n\n".join(message["content"] for message in prompt)
+        prompt = turns(tokenizer, problem.prompt, settings.system)
         rows.append({"prompt": prompt, "number": number, "held_out": number >= trained})
     parser = TrlParser(GRPOConfig)
     parser.set_defaults(**options)
     (args,) = parser.parse_args_and_config(flags)
     return GRPOTrainer(
         model,
-        reward_function(settings, model, problems),
+        reward_function(settings, tokenizer, problems),
         args,
         Dataset.from_list(rows[:trained]),
         Dataset.from_list(rows[trained:]),
