@@ -64,6 +64,7 @@ if __name__ == "__main__":
 import torch
 
 import loss
+from core.lora import merged
 from core.policy import Policy, micro_batches
 from core.rollouts import Batch, SharedParameters
 from core.settings import cpu_threads
@@ -93,7 +94,7 @@ def main(settings: Settings, sources: list[Source] | None = None) -> int:
 def make_optimizer(settings: Settings, policy: Policy) -> torch.optim.Optimizer:
     """The optimizer, here alone: any of torch.optim trains, and goes on from a checkpoint."""
     return torch.optim.AdamW(
-        policy.parameters(),
+        [parameter for parameter in policy.parameters() if parameter.requires_grad],
         lr=settings.learning_rate,
         betas=settings.adam_betas,
         eps=settings.adam_eps,
@@ -117,10 +118,9 @@ def train(rank: int, start: Start, run: Run | None = None) -> None:
     ranks, device = len(trainers), torch.device(trainers[rank])
     torch.set_num_threads(cpu_threads(start.settings))
 
-    # With several ranks, in bf16, or with --offload, the model is sharded by FSDP: each rank keeps
-    # its part of the parameters, in fp32. A layer is gathered while it is called, in bf16 if that
-    # is its dtype. On a GPU the largest micro-batch is tried, and settings that are not given
-    # follow from that.
+    # With several ranks, or in bf16, the model is sharded by FSDP: each rank keeps its part of the
+    # parameters, in fp32. A layer is gathered while it is called, in bf16 if that is its dtype. On
+    # a GPU the largest micro-batch is tried, and settings that are not given follow from that.
     settings, policy, optimizer = policy_that_fits(start, device, make_optimizer)
     if start.moments:
         read_moments(optimizer, start.moments)
@@ -239,7 +239,7 @@ def publish(policy: Policy, parameters: SharedParameters, version: int, rank: in
     sampled with it. Returns the seconds that it took."""
     began = time.monotonic()
     if parameters.version < version:
-        parameters.write(policy.model.named_parameters(), version, rank)
+        parameters.write(merged(policy.model), version, rank)
         wait_for_ranks()
     return time.monotonic() - began
 

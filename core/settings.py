@@ -193,8 +193,11 @@ class Settings(Sampling):
         "layers are computed again in the backward: less memory; on a GPU only if it is needed",
         paper=True,
     )
-    offload: bool = option(
-        False, "parameters, gradients and moments wait in the CPU's memory: slower, for small GPUs"
+    lora_rank: int = option(
+        0,
+        "train adapters of this rank on the linear layers, and nothing else: less memory; a rate"
+        " that is not given is 10 times as high; 0: all parameters",
+        least=0,
     )
     wait_timeout: float = option(
         600.0, "seconds without a word from a generator until it is killed and replaced"
@@ -244,6 +247,8 @@ PRESETS = {
 }
 PRESETS["short"] |= {"asynchrony": "pipeline-2", "length_control": "penalty"}  # of the recipe
 
+LORA_RATE = 10  # with --lora-rank a learning rate that no flag gives is so many times as high
+
 # On a GPU a preset has none of these, and a run tries what fits (machinery/trainer.py).
 BY_MEMORY = ("slots", "gradient_checkpointing", "tokens_per_micro_batch")
 
@@ -252,7 +257,7 @@ BY_MEMORY = ("slots", "gradient_checkpointing", "tokens_per_micro_batch")
 MAY_CHANGE = set(
     """resume from_step steps validation_every checkpoint_every keep_checkpoints track engine
     tensor_parallel generators trainers one_process slots generator_memory tokens_per_micro_batch
-    gradient_checkpointing offload share_prompts threads verifiers wait_timeout max_restarts
+    gradient_checkpointing share_prompts threads verifiers wait_timeout max_restarts
     rollouts_kept least_prompts stop_when_gain_below""".split()
 )
 
@@ -372,6 +377,9 @@ def starting_values(chosen: Sampling) -> dict:
         if chosen.recipe.leave_out:
             recipe = loss.leave_one_out(chosen.recipe.leave_out)
         values |= vars(recipe).items() - vars(Recipe()).items()
+        rate = values.get("learning_rate", Settings.learning_rate)
+        if chosen.lora_rank and rate:
+            values["learning_rate"] = LORA_RATE * rate
     return values
 
 

@@ -148,6 +148,7 @@ class Compute:
     devices: int  # of generators and trainers: each CPU process is one; a GPU that does both is one
     parameters: int  # `matmul_parameters`
     attention: int  # `attention_width`
+    adapters: int = 0  # parameters of --lora-rank; 0: all others are trained
     tokens: int = 0  # sampled tokens of the groups that were trained on
     flops: float = 0.0
     # Of earlier processes; and of generators that sample for training during a validation.
@@ -166,13 +167,15 @@ class Compute:
         """Count a batch. All of it was generated, each prompt once for its group. The sums have
         `fed`, the tokens that the trainer's trunk was fed, and their `pairs`; filtered groups have
         none. In a forward a token or a pair takes 2 FLOPs for each number that it is multiplied
-        with. A backward takes twice as many, so the trainer's tokens count three times."""
+        with. A backward takes twice as many, so the trainer's tokens count three times; twice where
+        a parameter is frozen, since nothing computes its gradient."""
         parts = [(len(group.requests[0].prompt_ids), 0) for group in batch.groups]
         for rollout in batch.rollouts:
             parts.append((len(rollout.tokens), len(rollout.request.prompt_ids)))
         generated, generated_pairs = tokens_and_pairs(parts)
         self.tokens += int(batch.lengths_PG.sum())
-        of_tokens = self.parameters * (generated + 3 * sums["fed"])
+        of_tokens = self.parameters * (generated + (2 if self.adapters else 3) * sums["fed"])
+        of_tokens += 3 * self.adapters * sums["fed"]
         of_pairs = self.attention * (generated_pairs + 3 * sums["pairs"])
         self.flops += 2 * (of_tokens + of_pairs)
 

@@ -114,7 +114,7 @@ def other_ranks(
 
     If one of them fails, all end, with its traceback and with what `hint` returns then. A single
     rank needs no process group in fp32. In bf16 it has one: FSDP keeps the parameters in fp32 and
-    computes in bf16. With --offload too: FSDP brings the parameters to the device.
+    computes in bf16.
 
     The store is in this process, and lives as long as the ranks do. gloo needs it at the start
     alone. NCCL writes to it at the first collective of a GPU, and asks it now and then until the
@@ -122,7 +122,7 @@ def other_ranks(
     """
     _, devices = devices_here(settings)
     in_fp32 = trunk_dtype(settings, devices[0]) == torch.float32
-    if len(devices) == 1 and in_fp32 and not settings.offload:
+    if len(devices) == 1 and in_fp32:
         yield
         return
     listening = socket.create_server((HERE, 0))  # at any free port

@@ -19,6 +19,7 @@ import torch
 from transformers import PreTrainedModel
 
 import loss
+from core import lora
 from core.engine import engine_settings
 from core.feed import Feed, Prompts
 from core.generators import GeneratorFailed
@@ -34,7 +35,15 @@ from core.model import (
 from core.policy import Policy
 from core.rollouts import Batch, Group, Rollout, SharedParameters
 from core.screen import Progress, say
-from core.settings import Settings, devices_here, model_path, read_sources, refuse_few_problems
+from core.settings import (
+    LORA_RATE,
+    Settings,
+    devices_here,
+    model_path,
+    read_sources,
+    refuse,
+    refuse_few_problems,
+)
 from core.torch_engine import refuse_wrong_over_slots
 from curve.fit import fit_series
 from curve.forecast import levelled_off
@@ -78,16 +87,18 @@ def open_run(asked: Settings, sources: list[Source] | None = None) -> "Run":
     # Before its checkpoint is chosen: a process that ends may still write a newer one.
     lock = lock_folder(folder) if asked.resume else None
     checkpoint = checkpoint_of(folder, asked.from_step)
-    first_model = newest_model = model_path(asked.model)
-    step, moments, state = 0, None, None
+    first_model = newest_model = base = model_path(asked.model)
+    step, moments, adapters, state = 0, None, None, None
     if checkpoint:
         state = json.loads((checkpoint / "state.json").read_text())
         step, moments = state["step"], checkpoint / "optimizer.safetensors"
-        newest_model = str(checkpoint / "model")
+        newest_model = base = str(checkpoint / "model")
+        if asked.lora_rank:  # its adapters stand beside the weights of the first model
+            base, adapters = first_model, checkpoint / "adapters.safetensors"
 
     # The model and its prompts. Engines are made of the run's first model, which stays where it is;
     # their parameters come from the trainer.
-    model = load_model(newest_model)
+    model = load_model(base)
     prompts = make_prompts(asked, first_model, model, sources)
     settings = settings_of_the_run(asked, model)
     generators, trainers = devices_here(settings)
@@ -102,12 +113,25 @@ def open_run(asked: Settings, sources: list[Source] | None = None) -> "Run":
     parameters = SharedParameters(model, len(trainers))
     stop = Stop()
     feed = Feed(settings, prompts, engines, parameters, stop.asked, state)
-    if state and state["data"] != feed.data:
-        raise ValueError(
-            f"--resume {folder}: the problems of --data {' '.join(asked.data)} are not those that"
-            " its checkpoint was made with: put the old data back, or train its model in a new run:"
-            f" --model {newest_model}"
+    others = (
+        "are not those that its checkpoint was made with: put the old ones back, or train its model"
+        f" in a new run: --model {newest_model}"
+    )
+    refuse(
+        state and state["data"] != feed.data,
+        f"--resume {folder}: the problems of --data {' '.join(asked.data)} {others}",
+    )
+    devices = [*sum(generators, ()), *trainers]
+    if settings.one_process or "cpu" not in devices:
+        devices = {*devices}  # a GPU that does both is one
+    compute = Compute(len(devices), matmul_parameters(model), attention_width(model))
+    weights = lora.checksum(model) if settings.lora_rank else None
+    if settings.lora_rank:
+        refuse(
+            state and state["weights"] != weights,
+            f"--resume {folder}: the weights of --model {asked.model} {others}",
         )
+        compute.adapters = lora.add_adapters(model, settings.lora_rank, settings.seed, adapters)
 
     # Only now is anything written.
     folder.mkdir(parents=True, exist_ok=True)
@@ -118,12 +142,9 @@ def open_run(asked: Settings, sources: list[Source] | None = None) -> "Run":
     for later in reversed(checkpoints(folder)):
         if step_of(later) > step:  # it comes again
             remove_checkpoint(later)
-    devices = [*sum(generators, ()), *trainers]
-    if settings.one_process or "cpu" not in devices:
-        devices = {*devices}  # a GPU that does both is one
-    compute = Compute(len(devices), matmul_parameters(model), attention_width(model))
     record = Record(folder, compute, feed, state)
-    start = Start(settings, step, newest_model, moments, parameters, prompts.decoding.longest)
+    longest = prompts.decoding.longest
+    start = Start(settings, step, base, moments, parameters, longest, adapters, weights)
     return Run(start, record, stop, lock)
 
 
@@ -142,7 +163,8 @@ def settings_of_the_run(asked: Settings, model: PreTrainedModel) -> Settings:
         changes["engine"] = "torch"
     if asked.learning_rate is None:
         parameters = model.num_parameters()
-        changes["learning_rate"] = rate = first_learning_rate(parameters)
+        rate = first_learning_rate(parameters) * (LORA_RATE if asked.lora_rank else 1)
+        changes["learning_rate"] = rate
         say(f"The learning rate is {rate}, for {parameters:,} parameters.")
     takes_positions = "position_ids" in inspect.signature(model.base_model.forward).parameters
     if asked.share_prompts and not takes_positions:
@@ -218,14 +240,17 @@ class Run:
         """Write a checkpoint of this version, whose files do not depend on the number of ranks.
         Parameters and moments come from all ranks. OSError if it cannot be written; all earlier
         ones are still there then."""
-        parameters, moments = gather(policy, optimizer)
+        parameters, adapters, moments = gather(policy, optimizer)
         if not self.record:
             return
-        state = {"step": version, **self.feed.state(), **self.record.state()}
+        state = {"step": version, "weights": self.start.weights}
+        state |= self.feed.state() | self.record.state()
         with whole_folder(self.folder / "checkpoints" / f"step-{version:06d}") as checkpoint:
             policy.model.save_pretrained(checkpoint / "model", state_dict=parameters)
             self.feed.prompts.tokenizer.save_pretrained(checkpoint / "model")
             safetensors.torch.save_file(moments, checkpoint / "optimizer.safetensors")
+            if adapters:
+                safetensors.torch.save_file(adapters, checkpoint / "adapters.safetensors")
             (checkpoint / "state.json").write_text(json.dumps(state))
         # The newest are kept, and the one of the best validation: the pass rate may fall.
         _, best = self.record.fall()
@@ -334,7 +359,7 @@ class Run:
         except torch.OutOfMemoryError as error:
             self.error = (
                 f"{str(error).partition('. ')[0]}: lower --slots or --tokens-per-micro-batch, add"
-                " --gradient-checkpointing, --trainers or --offload, or take a smaller --model"
+                " --gradient-checkpointing, --trainers or --lora-rank, or take a smaller --model"
             )
         except Exception as error:
             # With --one-process it may come out of a task, whose traceback is wanted.

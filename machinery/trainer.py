@@ -15,17 +15,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import (
-    CPUOffloadPolicy,
-    FSDPModule,
-    MixedPrecisionPolicy,
-    fully_shard,
-)
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn import Module, ModuleList
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from core.lora import adapters, add_adapters, merged
 from core.model import load_model, padded
 from core.policy import Policy, micro_batches
 from core.rollouts import Rollout, SharedParameters, given_rollout
@@ -50,6 +46,10 @@ class Start:
     moments: Path | None  # of the optimizer, in a checkpoint
     parameters: SharedParameters  # nothing is written there yet
     longest: int  # tokens of a prompt and its completion, at most
+    # With --lora-rank `model` is without adapters. These are in a checkpoint, which also names the
+    # `checksum` of the weights that they stand beside.
+    adapters: Path | None = None
+    weights: int | None = None
 
 
 # --- the policy -----------------------------------------------------------------------------------
@@ -59,8 +59,8 @@ def make_policy(settings: Settings, model: PreTrainedModel, device: torch.device
     """The policy that this rank trains. model: on the CPU, with parameters in fp32, since bf16
     would swallow small updates.
 
-    A single rank in fp32 has the whole model. If there are several ranks, if the trunk computes in
-    bf16, or with --offload, FSDP shards it (`shard`): it is never whole on one device then."""
+    A single rank in fp32 has the whole model. If there are several ranks, or if the trunk computes
+    in bf16, FSDP shards it (`shard`): it is never whole on one device then."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
         model.set_attn_implementation("fused")
@@ -84,23 +84,21 @@ def parts_of(model: PreTrainedModel) -> Iterator[Module]:
 def shard(policy: Policy, settings: Settings) -> None:
     """FSDP2 over all ranks, also if there is only one. A part of the trunk is gathered in its dtype
     when it is called, and freed after that; gradients are summed in fp32. The head, and an
-    embedding tied to it, stay in fp32.
-
-    With --offload the shards, their gradients and so the moments wait in the CPU's memory. A part
-    is copied to the device when it is gathered, and the optimizer steps on the CPU."""
+    embedding tied to it, stay in fp32. What --lora-rank freezes is kept in the trunk's dtype: it
+    gets no update that could be too small for it."""
     kind = policy.device.type
     mesh = init_device_mesh(kind, (dist.get_world_size(),))
     dtype = trunk_dtype(settings, kind)
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-    where = {"mesh": mesh}
-    if settings.offload:
-        where["offload_policy"] = CPUOffloadPolicy(pin_memory=kind == "cuda")  # for copies to a GPU
     head = policy.model.get_output_embeddings().weight
     for part in parts_of(policy.model):
         parameters = list(part.parameters())
         if parameters and all(parameter is not head for parameter in parameters):
-            fully_shard(part, mp_policy=precision, **where)
-    fully_shard(policy, **where)
+            for parameter in parameters:
+                if not parameter.requires_grad:
+                    parameter.data = parameter.data.to(dtype)
+            fully_shard(part, mesh=mesh, mp_policy=precision)
+    fully_shard(policy, mesh=mesh)
     # An embedding in fp32 makes the mask so too, which FSDP would cast anew for each layer.
     embedding = policy.model.get_input_embeddings()
     embedding.register_forward_hook(lambda _, __, output: output.to(dtype))
@@ -128,6 +126,8 @@ def policy_that_fits(
         torch.cuda.set_per_process_memory_fraction(1 - left, device)
     for settings, words in choices(asked, longest):
         model = load_model(start.model)
+        if asked.lora_rank:
+            add_adapters(model, asked.lora_rank, asked.seed, start.adapters)
         wait_for_ranks()
         try:
             policy = make_policy(settings, model, device)
@@ -176,8 +176,8 @@ def try_largest_step(
     moments in memory, as they are from the first step on. The parameters stay as they are."""
     for group in optimizer.param_groups:
         group["lr"] = 0.0  # until the loop sets it
-    for parameter in policy.parameters():
-        parameter.grad = torch.zeros_like(parameter)
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     # As many positions as a micro-batch may have, in sequences that are about as long as can be; on
     # a GPU widths are multiples of 64.
@@ -228,24 +228,24 @@ def gathered(tensor: Tensor) -> Tensor:
 # --- to and from a checkpoint ---------------------------------------------------------------------
 
 
-def gather(policy: Policy, optimizer: torch.optim.Optimizer) -> tuple[dict, dict]:
-    """All parameters, by name, and all moments of the optimizer, by NUMBER/MOMENT with the number
-    that the optimizer gives a parameter; on the CPU. Every rank calls this; rank 0 gets the
-    tensors, and the others get None in their places."""
+def gather(policy: Policy, optimizer: torch.optim.Optimizer) -> tuple[dict, dict, dict]:
+    """All parameters by name, `merged`; those of adapters, by name; and all moments of the
+    optimizer, by NUMBER/MOMENT with the number that the optimizer gives a parameter; on the CPU.
+    Every rank calls this; rank 0 gets the tensors, and the others get None in their places."""
     rank, _ = rank_and_ranks()
 
     def at_rank_0(tensor):
         whole = gathered(tensor.detach())  # on all ranks together
         return whole.cpu() if rank == 0 else None
 
-    named = policy.model.named_parameters()
-    parameters = {name: at_rank_0(parameter) for name, parameter in named}
+    parameters = {name: at_rank_0(each) for name, each in merged(policy.model)}
+    low_rank = {name: at_rank_0(each) for name, each in adapters(policy.model)}
     moments = {
         f"{number}/{moment}": at_rank_0(value)
         for number, of_parameter in optimizer.state_dict()["state"].items()
         for moment, value in of_parameter.items()
     }
-    return parameters, moments
+    return parameters, low_rank, moments
 
 
 def read_moments(optimizer: torch.optim.Optimizer, path: Path) -> None:
@@ -258,6 +258,5 @@ def read_moments(optimizer: torch.optim.Optimizer, path: Path) -> None:
         parameter = own[int(number)]
         if isinstance(parameter, DTensor) and value.shape == parameter.shape:
             value = distribute_tensor(value, parameter.device_mesh, parameter.placements)
-            value = value.to(parameter.device)  # the CPU with --offload
         state[int(number)][moment] = value
     optimizer.load_state_dict(optimizer.state_dict() | {"state": state})

@@ -93,16 +93,16 @@ def largest(elements: int, on: str = "") -> dict[str, str]:
 @pytest.mark.parametrize(
     "gpus, flags, trainers",
     [
-        (1, "--one-process --offload", "cuda:0"),
+        (1, "--one-process --lora-rank 4", "cuda:0"),
         (3, "--trainers 2 --fp32-logits split", "cuda:1, cuda:2"),
     ],
 )
 def test_what_fits_is_tried_and_losses_are_the_same_whatever_is_chosen(
     tmp_path, gpus, flags, trainers
 ):
-    """One GPU for both sides, with parameters that wait in the CPU's memory, or a generator and two
-    trainers with a split head; in bf16, with checkpoints, and no devices are mixed. The
-    feed-forward part of a layer has 192 numbers a token."""
+    """One GPU for both sides, with adapters, or a generator and two trainers with a split head; in
+    bf16, with checkpoints, and no devices are mixed. The feed-forward part of a layer has 192
+    numbers a token."""
     logs = []
     for room, chosen in (
         ({}, "--no-gradient-checkpointing --tokens-per-micro-batch 32768"),

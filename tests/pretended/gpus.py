@@ -71,7 +71,7 @@ class Stub:
     cuda_stream = priority = 0
     __init__ = lambda self, *_, **__: None
     __enter__ = record = lambda self, *_: self
-    __exit__ = wait_stream = wait_event = synchronize = record_event = wait = query = (
+    __exit__ = wait_stream = wait_event = synchronize = record_event = wait = is_capturing = (
         lambda self, *_: None
     )
 
@@ -110,6 +110,7 @@ def answer_for_cuda(gpus: int) -> None:
     # Each a function of its own, as torch.compile's tables want it.
     answers |= {name: lambda *_: 0 for name in nothing.split()}
     vars(torch.cuda).update(answers)
+    torch.accelerator.current_stream = Stub  # FSDP asks it for a part that is frozen
 
 
 # --- tensors --------------------------------------------------------------------------------------
