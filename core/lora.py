@@ -18,7 +18,7 @@ import safetensors.torch
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn import Linear, Module, Parameter
+from torch.nn import Conv1d, Embedding, Linear, Module, Parameter
 from transformers import PreTrainedModel
 
 from core.settings import refuse
@@ -55,17 +55,20 @@ def add_adapters(model: PreTrainedModel, rank: int, seed: int, saved: Path | Non
 
 
 def linear_layers(trunk: Module) -> list[Linear]:
-    """The linear layers of the trunk. ValueError if it has other matrices but the embedding, such
-    as the experts of a layer in one tensor: they would not learn."""
-    layers = [module for module in trunk.modules() if isinstance(module, Linear)]
-    known = {id(module.weight) for module in (trunk.get_input_embeddings(), *layers)}
-    matrices = [name for name, each in trunk.named_parameters() if each.dim() > 1]
-    others = [name for name in matrices if id(trunk.get_parameter(name)) not in known]
-    refuse(
-        others,
-        f"--lora-rank: {len(others)} matrices of the model are no linear layers, such as"
-        f" {others[:1]}, and would not learn: --lora-rank 0 trains all parameters",
-    )
+    """The linear layers of the trunk. ValueError if it has other matrices, such as the experts of a
+    layer in one tensor: they would not learn. Embeddings and the convolutions over a few tokens of
+    recurrent layers stay as they are."""
+    frozen, layers = (Embedding, Conv1d), []
+    for name, module in trunk.named_modules():
+        if isinstance(module, Linear):
+            layers.append(module)
+        elif not isinstance(module, frozen):
+            shapes = [[*each.shape] for each in module.parameters(recurse=False) if each.dim() > 1]
+            refuse(
+                shapes,
+                f"--lora-rank: {name} is no linear layer, and its parameters of shape {shapes[:1]}"
+                " would not learn: --lora-rank 0 trains all",
+            )
     return layers
 
 

@@ -163,7 +163,8 @@ def test_flops_count_the_parameters_that_a_token_meets_and_attention_as_torch_do
 
 
 def test_compute_is_two_flops_a_number_for_what_is_generated_and_six_for_what_is_trained_on():
-    """A prompt is read once for all its completions. Each token attends to those before it."""
+    """A prompt is read once for all its completions. Each token attends to those before it. What is
+    frozen costs a third less, and its adapters are added."""
     compute, prompt = Compute(1, parameters=10, attention=3), [1, 2, 3]
     group = make_group(0, [rollout(0, i, prompt, [5] * (4 + i)) for i in range(2)], [True, False])
     compute.add(Batch([group], FIRST), {"fed": 0, "pairs": 0})
@@ -172,6 +173,9 @@ def test_compute_is_two_flops_a_number_for_what_is_generated_and_six_for_what_is
     before = compute.flops
     compute.add(Batch([group], FIRST), {"fed": 7, "pairs": 5})
     assert compute.flops == 2 * before + 60 * 7 + 18 * 5
+    compute.adapters, compute.flops = 4, 0
+    compute.add(Batch([group], FIRST), {"fed": 7, "pairs": 5})
+    assert compute.flops == before + (40 + 6 * 4) * 7 + 18 * 5
 
 
 # --- the log --------------------------------------------------------------------------------------

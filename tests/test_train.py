@@ -69,11 +69,15 @@ def test_a_whole_short_run(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_finished_run_goes_further_with_any_number_of_ranks(tmp_path):
+@pytest.mark.parametrize("adapted", [[], ["--lora-rank", "4"]])
+def test_a_finished_run_goes_further_with_any_number_of_ranks(tmp_path, adapted):
     """Begun with two, gone on with one: the losses of a synchronous run that had one all along.
     `python /path/train.py` finds the model beside the script, and makes runs/ where the user
     stands."""
-    flags = "--validation-every 2 --train-prompts 20 --asynchrony ppo-1 --steps".split()
+    flags = [
+        *adapted,
+        *"--validation-every 2 --train-prompts 20 --asynchrony ppo-1 --steps".split(),
+    ]
     alone, _ = run(tmp_path, *flags, "8", name="alone")
     two, printed = run(tmp_path, *flags, "5", "--trainers", "2", "--threads", "1")
     assert "trainers cpu, cpu" in printed and "Loading weights" not in printed

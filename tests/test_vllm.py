@@ -18,15 +18,16 @@ def test_a_generator_process_with_experts_or_with_tensor_parallelism(tmp_path, k
     samples_takes_updates_validates_and_stops(settings_of(folder, "vllm", devices=names))
 
 
-def test_a_whole_short_run_with_vllm_learns(tmp_path):
-    """Asynchronous, with an update after each step; generator and trainer agree at every
-    validation."""
+@pytest.mark.parametrize("parameters", ["--learning-rate 5e-4", "--lora-rank 8"])
+def test_a_whole_short_run_with_vllm_learns(tmp_path, parameters):
+    """Asynchronous, with an update after each step, of all parameters or of adapters; generator and
+    trainer agree at every validation."""
     flags = """
         --engine vllm --steps 14 --prompts-per-step 16 --completions-per-prompt 8
-        --learning-rate 5e-4 --train-prompts 2000 --validation-every 7 --validation-problems 64
+        --train-prompts 2000 --validation-every 7 --validation-problems 64
         --validation-samples 4 --slots 128 --name vllm
     """
-    run = python(ROOT / "train.py", *flags.split(), folder=tmp_path)
+    run = python(ROOT / "train.py", *flags.split(), *parameters.split(), folder=tmp_path)
     assert run.returncode == 0, run.stderr
     steps, validations = (log(tmp_path / "runs/vllm", kind) for kind in ("train", "validation"))
     assert len(steps) == 14 and 0 < max(line["off_policyness_max"] for line in steps) < 9

@@ -8,7 +8,7 @@ checkpoint. Data, verdicts and the worth of completions are ours, in a reward fu
 """
 
 import loss
-from core.settings import ROOT, model_path, read_settings
+from core.settings import LORA_RATE, ROOT, model_path, read_settings
 from curve.files import write_whole
 from curve.flags import read_flags, run_command
 from machinery.folder import checkpoint_of
@@ -27,6 +27,7 @@ TABLE = """\
 | No-Positive-Resampling | TRL has none: solved prompts come again |
 | weights of several sources | TRL has none: one set |
 | optimizer | new moments; the warmup begins at 0 |
+| `--lora-rank` | its adapters are merged; all parameters are trained, at their own rate |
 | held-out problems | `eval_pass_rate` in `trl/trainer_state.json` |
 """  # noqa: E501
 SCRIPT = '''"""The run {run.name} goes on in TRL 1.16.0.
@@ -64,7 +65,7 @@ OPTIONS = {loss} | {{
     "gradient_accumulation_steps": {settings.groups_per_step} // PROCESSES,
     "num_generations_eval": {settings.validation_samples},
     "per_device_eval_batch_size": 8 * {settings.validation_samples},
-    "learning_rate": {settings.learning_rate},
+    "learning_rate": {rate},
     "lr_scheduler_type": "constant_with_warmup",
     "warmup_steps": {settings.warmup_steps},
     "adam_beta1": {settings.adam_betas[0]},
@@ -123,6 +124,7 @@ def main(arguments: list[str]) -> int:
         settings=settings,
         recipe=recipe,
         table=table,
+        rate=settings.learning_rate / (LORA_RATE if settings.lora_rank else 1),
         batches=k if kind == "ppo" else 1,
         loss=loss_options(recipe),
         mask=loss.MASK_DELTA if recipe.mask_sequences else None,

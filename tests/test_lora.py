@@ -1,0 +1,120 @@
+"""--lora-rank: what is trained, what everything else sees of it, and how a run goes on. Several
+ranks, bf16, vLLM and whole commands are in the tables of test_trainer.py, test_gpu_paths.py,
+test_vllm.py and test_train.py."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from faults import TINY, log
+from safetensors.torch import load_file
+from steps import CPU, batch_of_groups, run_train
+
+from core.lora import ALPHA, adapters, add_adapters, merged
+from core.model import load_model
+from core.policy import Policy, micro_batches
+from core.settings import parse
+from docs.make_base import BASE_MODEL
+from machinery.ranks import Stop
+from machinery.run import open_run
+
+RUN = Path("runs/run")
+FLAGS = [*TINY, "--one-process", "--train-prompts", "20", "--lora-rank", "4", "--name", "run"]
+
+
+@pytest.fixture(autouse=True)
+def here(here, monkeypatch):
+    monkeypatch.setattr(Stop, "listen", lambda _: None)
+
+
+def logprobs(model, seed=1):
+    """log pi of some tokens, and the sum of them weighed at random, for a gradient."""
+    rollouts = [each for group in batch_of_groups(seed) for each in group.rollouts.values()]
+    (m,) = micro_batches(rollouts, range(len(rollouts)), 10_000, CPU, 0, 1)
+    found, _ = Policy(model)(m, True)
+    return found, (found * torch.randn(found.shape, generator=torch.manual_seed(0))).sum()
+
+
+@pytest.mark.parametrize("kind", ["llama-grouped-tied", "qwen3"])
+def test_an_adapter_has_the_gradient_that_the_merged_weights_give_it(models, kind):
+    """dA = s B^T dW and dB = s dW A^T, and nothing else has one. New adapters change nothing, and
+    those of another seed are others."""
+    model, first = load_model(models[kind]), dict(load_model(models[kind]).named_parameters())
+    add_adapters(model, 4, seed=3)
+    for name, parameter in merged(model):
+        assert torch.equal(parameter, first[name])
+    for name, parameter in adapters(model):
+        if "lora_b" in name:
+            parameter.data.normal_(0, 0.05, generator=torch.manual_seed(len(name)))
+    plain = load_model(models[kind])
+    plain.load_state_dict(dict(merged(model)), strict=False)
+    (ours, our_sum), (theirs, their_sum) = logprobs(model), logprobs(plain)
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)  # in fp32, sums in other orders
+    our_sum.backward()
+    their_sum.backward()
+    trained = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+    assert trained.keys() == dict(adapters(model)).keys() and len(trained) == 2 * 7 * 2
+    scale, given = ALPHA / 4, dict(adapters(model))
+    for layer in {name.rpartition(".")[0] for name in trained}:
+        of_weight = plain.get_submodule(layer).weight.grad
+        a, b = given[f"{layer}.lora_a_RI"], given[f"{layer}.lora_b_OR"]
+        expected = scale * b.T @ of_weight, scale * of_weight @ a.T
+        found = trained[f"{layer}.lora_a_RI"], trained[f"{layer}.lora_b_OR"]
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    other = load_model(models[kind])
+    add_adapters(other, 4, seed=4)
+    name = next(name for name in trained if "lora_a" in name)
+    assert not torch.equal(other.get_parameter(name), given[name])
+
+
+def test_a_run_goes_on_to_the_last_digit_beside_the_weights_of_its_first_model(monkeypatch):
+    """Its checkpoints have the merged weights, adapters and moments. What cannot be gone on with is
+    refused before anything is written."""
+    shutil.copytree(BASE_MODEL, "base")
+    given = [*FLAGS, "--model", "base", "--steps", "4", "--checkpoint-every", "2"]
+    assert run_train([*given, "--keep-checkpoints", "9"]) == 0
+    assert log(RUN, "validation")[0]["mismatch_max"] < 1e-4
+    files = ["model/model.safetensors", "adapters.safetensors", "optimizer.safetensors"]
+    last = RUN / "checkpoints" / "step-000004"
+    whole = {name: load_file(last / name) for name in files}
+    assert {name.rpartition(".")[2] for name in whole[files[1]]} == {"lora_a_RI", "lora_b_OR"}
+    base = load_file("base/model.safetensors")
+    changed = {name for name in base if not torch.equal(base[name], whole[files[0]][name])}
+    assert changed == {name for name in base if name.endswith("_proj.weight")}
+    again = ["--resume", str(RUN), "--from-step", "2"]
+    assert run_train(again) == 0
+    for name in files:
+        torch.testing.assert_close(load_file(last / name), whole[name], rtol=0, atol=0)
+
+    with pytest.raises(ValueError, match="cannot change: --lora-rank"):
+        parse([*again, "--lora-rank", "8"])
+    kept = log(RUN)
+    (RUN / "checkpoints" / "step-000002" / "adapters.safetensors").unlink()
+    with pytest.raises((ValueError, OSError), match="adapters.safetensors"):
+        run_train(again)
+    shutil.copytree(last / "model", "base", dirs_exist_ok=True)
+    with pytest.raises(ValueError, match="the weights of --model base are not those"):
+        run_train(["--resume", str(RUN), "--steps", "6"])
+    assert log(RUN) == kept
+
+
+GPT2 = transformers.GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=19)
+
+
+def test_what_would_not_learn_and_a_rank_that_saves_nothing_are_refused(models, tmp_path):
+    """Experts in one tensor, and GPT-2's layers, which are no linear ones."""
+    transformers.GPT2LMHeadModel(GPT2).save_pretrained(tmp_path / "gpt2")
+    for folder, rank, words in (
+        (models["qwen3-moe"], 1, "experts"),
+        (str(tmp_path / "gpt2"), 1, "c_attn"),
+        (models["llama"], 32, "as large as"),
+    ):
+        model = load_model(folder)
+        with pytest.raises(ValueError, match=words):
+            add_adapters(model, rank, 0)
+        assert all(parameter.requires_grad for parameter in model.parameters())
+    with pytest.raises(ValueError, match="as large as"):
+        open_run(parse(["--lora-rank", "64"]))
+    assert not Path("runs").exists()
