@@ -122,8 +122,8 @@ def train(rank: int, start: Start, run: Run | None = None) -> None:
     # parameters, in fp32. A layer is gathered while it is called, in bf16 if that is its dtype. On
     # a GPU the largest micro-batch is tried, and settings that are not given follow from that.
     settings, policy, optimizer = policy_that_fits(start, device, make_optimizer)
-    if start.moments:
-        read_moments(optimizer, start.moments)
+    if start.checkpoint:
+        read_moments(optimizer, start.checkpoint / "optimizer.safetensors")
     if device.type == "cuda":
         parameters.pin()
 

@@ -21,16 +21,17 @@ from torch import Tensor
 from torch.nn import Conv1d, Embedding, Linear, Module, Parameter
 from transformers import PreTrainedModel
 
-from core.settings import refuse
+from core.settings import Settings, refuse
 
 ALPHA = 32
 
 
-def add_adapters(model: PreTrainedModel, rank: int, seed: int, saved: Path | None = None) -> int:
+def add_adapters(model: PreTrainedModel, settings: Settings, checkpoint: Path | None = None) -> int:
     """Freeze a model in fp32 on the CPU, and put adapters on its trunk: those of a checkpoint, or
     new ones, which change nothing yet. With one seed they are the same on every rank of the
-    trainer. Returns how many parameters they have. ValueError if a matrix would not learn, or if
-    so high a rank saves nothing; OSError if `saved` cannot be read."""
+    trainer. Returns how many parameters they have. ValueError if a matrix would not learn, or if so
+    high a rank saves nothing; OSError if those of the checkpoint cannot be read."""
+    rank = settings.lora_rank
     layers = linear_layers(model.base_model)
     sizes = [(layer.in_features, layer.out_features) for layer in layers]
     parameters = rank * sum(map(sum, sizes))
@@ -40,15 +41,15 @@ def add_adapters(model: PreTrainedModel, rank: int, seed: int, saved: Path | Non
         " lower rank, or 0, which trains all parameters",
     )
     model.requires_grad_(False)
-    rng = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(settings.seed)
     for layer, (inputs, outputs) in zip(layers, sizes):
         bound = 1 / math.sqrt(inputs)
         a_RI = torch.empty(rank, inputs).uniform_(-bound, bound, generator=rng)
         layer.lora_a_RI = Parameter(a_RI)
         layer.lora_b_OR = Parameter(torch.zeros(outputs, rank))
         layer.register_forward_hook(add_low_rank)
-    if saved:
-        stored = safetensors.torch.load_file(saved)
+    if checkpoint:
+        stored = safetensors.torch.load_file(checkpoint / "adapters.safetensors")
         for name, parameter in adapters(model):
             parameter.data.copy_(stored[name])
     return parameters
@@ -56,20 +57,16 @@ def add_adapters(model: PreTrainedModel, rank: int, seed: int, saved: Path | Non
 
 def linear_layers(trunk: Module) -> list[Linear]:
     """The linear layers of the trunk. ValueError if it has other matrices, such as the experts of a
-    layer in one tensor: they would not learn. Embeddings and the convolutions over a few tokens of
-    recurrent layers stay as they are."""
-    frozen, layers = (Embedding, Conv1d), []
+    layer in one tensor: they would not learn. Embeddings, and the convolutions over a few tokens of
+    recurrent layers, stay as they are."""
     for name, module in trunk.named_modules():
-        if isinstance(module, Linear):
-            layers.append(module)
-        elif not isinstance(module, frozen):
-            shapes = [[*each.shape] for each in module.parameters(recurse=False) if each.dim() > 1]
-            refuse(
-                shapes,
-                f"--lora-rank: {name} is no linear layer, and its parameters of shape {shapes[:1]}"
-                " would not learn: --lora-rank 0 trains all",
-            )
-    return layers
+        has_matrices = any(each.dim() > 1 for each in module.parameters(recurse=False))
+        refuse(
+            has_matrices and not isinstance(module, Linear | Embedding | Conv1d),
+            f"--lora-rank: the matrices of {name} would not learn, since it is no linear layer:"
+            " --lora-rank 0 trains all parameters",
+        )
+    return [module for module in trunk.modules() if isinstance(module, Linear)]
 
 
 def add_low_rank(layer: Linear, inputs: tuple[Tensor], outputs: Tensor) -> Tensor:

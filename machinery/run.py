@@ -87,18 +87,17 @@ def open_run(asked: Settings, sources: list[Source] | None = None) -> "Run":
     # Before its checkpoint is chosen: a process that ends may still write a newer one.
     lock = lock_folder(folder) if asked.resume else None
     checkpoint = checkpoint_of(folder, asked.from_step)
-    first_model = newest_model = base = model_path(asked.model)
-    step, moments, adapters, state = 0, None, None, None
+    first_model = newest_model = model_path(asked.model)
+    step, state = 0, None
     if checkpoint:
         state = json.loads((checkpoint / "state.json").read_text())
-        step, moments = state["step"], checkpoint / "optimizer.safetensors"
-        newest_model = base = str(checkpoint / "model")
-        if asked.lora_rank:  # its adapters stand beside the weights of the first model
-            base, adapters = first_model, checkpoint / "adapters.safetensors"
+        step = state["step"]
+        newest_model = str(checkpoint / "model")
 
     # The model and its prompts. Engines are made of the run's first model, which stays where it is;
-    # their parameters come from the trainer.
-    model = load_model(base)
+    # their parameters come from the trainer. Adapters stand beside the weights of the first model.
+    trained_model = first_model if asked.lora_rank else newest_model
+    model = load_model(trained_model)
     prompts = make_prompts(asked, first_model, model, sources)
     settings = settings_of_the_run(asked, model)
     generators, trainers = devices_here(settings)
@@ -121,17 +120,14 @@ def open_run(asked: Settings, sources: list[Source] | None = None) -> "Run":
         state and state["data"] != feed.data,
         f"--resume {folder}: the problems of --data {' '.join(asked.data)} {others}",
     )
-    devices = [*sum(generators, ()), *trainers]
-    if settings.one_process or "cpu" not in devices:
-        devices = {*devices}  # a GPU that does both is one
-    compute = Compute(len(devices), matmul_parameters(model), attention_width(model))
+    compute = compute_of(settings, model)
     weights = lora.checksum(model) if settings.lora_rank else None
+    refuse(
+        state and state["weights"] != weights,
+        f"--resume {folder}: the weights of --model {asked.model} {others}",
+    )
     if settings.lora_rank:
-        refuse(
-            state and state["weights"] != weights,
-            f"--resume {folder}: the weights of --model {asked.model} {others}",
-        )
-        compute.adapters = lora.add_adapters(model, settings.lora_rank, settings.seed, adapters)
+        compute.adapters = lora.add_adapters(model, settings, checkpoint)
 
     # Only now is anything written.
     folder.mkdir(parents=True, exist_ok=True)
@@ -144,8 +140,17 @@ def open_run(asked: Settings, sources: list[Source] | None = None) -> "Run":
             remove_checkpoint(later)
     record = Record(folder, compute, feed, state)
     longest = prompts.decoding.longest
-    start = Start(settings, step, base, moments, parameters, longest, adapters, weights)
+    start = Start(settings, step, trained_model, weights, checkpoint, parameters, longest)
     return Run(start, record, stop, lock)
+
+
+def compute_of(settings: Settings, model: PreTrainedModel) -> Compute:
+    """What training costs on these devices, before it has begun."""
+    generators, trainers = devices_here(settings)
+    devices = [*sum(generators, ()), *trainers]
+    if settings.one_process or "cpu" not in devices:
+        devices = {*devices}  # a GPU that does both is one
+    return Compute(len(devices), matmul_parameters(model), attention_width(model))
 
 
 def settings_of_the_run(asked: Settings, model: PreTrainedModel) -> Settings:

@@ -43,13 +43,10 @@ class Start:
     settings: Settings
     step: int  # optimizer steps made
     model: str  # folder or hub name
-    moments: Path | None  # of the optimizer, in a checkpoint
+    weights: int | None  # with --lora-rank the `checksum` of that model, for checkpoints
+    checkpoint: Path | None  # has the optimizer's moments, and adapters
     parameters: SharedParameters  # nothing is written there yet
     longest: int  # tokens of a prompt and its completion, at most
-    # With --lora-rank `model` is without adapters. These are in a checkpoint, which also names the
-    # `checksum` of the weights that they stand beside.
-    adapters: Path | None = None
-    weights: int | None = None
 
 
 # --- the policy -----------------------------------------------------------------------------------
@@ -127,7 +124,7 @@ def policy_that_fits(
     for settings, words in choices(asked, longest):
         model = load_model(start.model)
         if asked.lora_rank:
-            add_adapters(model, asked.lora_rank, asked.seed, start.adapters)
+            add_adapters(model, asked, start.checkpoint)
         wait_for_ranks()
         try:
             policy = make_policy(settings, model, device)

@@ -139,13 +139,13 @@ def train_rank(
     folder: Path,
     parameters=None,
     step=FIRST,
-    moments=None,
+    checkpoint=None,
 ):
     """One rank of a run that goes from `step` to its last step: all of `train.train`, on these
     batches. Returns the Run that rank 0 has; None on another rank."""
     run = None
     parameters = parameters or SharedParameters(load_model(name))
-    start = Start(chosen, step, name, moments, parameters, 64)
+    start = Start(chosen, step, name, None, checkpoint, parameters, 64)
     if rank == 0:
         feed = GivenGroups(chosen, batches, parameters, name)
         folder.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,7 @@ from steps import CPU, batch_of_groups, run_train
 from core.lora import ALPHA, adapters, add_adapters, merged
 from core.model import load_model
 from core.policy import Policy, micro_batches
-from core.settings import parse
+from core.settings import Settings, parse
 from docs.make_base import BASE_MODEL
 from machinery.ranks import Stop
 from machinery.run import open_run
@@ -42,7 +42,7 @@ def test_an_adapter_has_the_gradient_that_the_merged_weights_give_it(models, kin
     """dA = s B^T dW and dB = s dW A^T, and nothing else has one. New adapters change nothing, and
     those of another seed are others."""
     model, first = load_model(models[kind]), dict(load_model(models[kind]).named_parameters())
-    add_adapters(model, 4, seed=3)
+    add_adapters(model, Settings(lora_rank=4, seed=3))
     for name, parameter in merged(model):
         assert torch.equal(parameter, first[name])
     for name, parameter in adapters(model):
@@ -64,7 +64,7 @@ def test_an_adapter_has_the_gradient_that_the_merged_weights_give_it(models, kin
         found = trained[f"{layer}.lora_a_RI"], trained[f"{layer}.lora_b_OR"]
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     other = load_model(models[kind])
-    add_adapters(other, 4, seed=4)
+    add_adapters(other, Settings(lora_rank=4, seed=4))
     name = next(name for name in trained if "lora_a" in name)
     assert not torch.equal(other.get_parameter(name), given[name])
 
@@ -113,7 +113,7 @@ def test_what_would_not_learn_and_a_rank_that_saves_nothing_are_refused(models, 
     ):
         model = load_model(folder)
         with pytest.raises(ValueError, match=words):
-            add_adapters(model, rank, 0)
+            add_adapters(model, Settings(lora_rank=rank))
         assert all(parameter.requires_grad for parameter in model.parameters())
     with pytest.raises(ValueError, match="as large as"):
         open_run(parse(["--lora-rank", "64"]))

@@ -444,7 +444,7 @@ def test_another_optimizer_is_chosen_in_one_place_and_goes_on_from_a_checkpoint(
     with ranks_module.other_ranks(chosen, None, (), None):
         train_rank(0, chosen, models["llama"], batches, tmp_path / "whole")
         first, _ = checkpoints(tmp_path / "whole")
-        again = dict(step=FIRST + 1, moments=first / "optimizer.safetensors")
+        again = dict(step=FIRST + 1, checkpoint=first)
         train_rank(0, chosen, str(first / "model"), batches[1:], tmp_path / "second", **again)
     expected, found = stored(tmp_path / "whole"), stored(tmp_path / "second")
     assert any(name.endswith("/momentum_buffer") for name in expected)
