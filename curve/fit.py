@@ -14,7 +14,7 @@ import numpy as np
 from scipy.special import stdtrit  # quantiles of Student's t; scipy.stats is slow to import
 
 from curve import least_squares
-from curve.least_squares import Array, Interval, Profile, fit_power_law
+from curve.least_squares import Array, Interval, Profile, fit_power_law, reached
 from curve.logs import Series
 
 BOUND = 0.9999  # an A above this has risen to the bound of 1
@@ -26,8 +26,8 @@ MARGIN = 0.02  # asymptotes closer than this are not told apart (sec. 2.1, A.8)
 
 def sigmoid(C, A: float, B: float, C_mid: float, R0: float) -> Array:
     """Pass rate at compute C, of C's shape: R0 at 0, halfway at C_mid, A in the limit."""
-    with np.errstate(divide="ignore", over="ignore"):
-        return R0 + (A - R0) / (1 + (C_mid / np.asarray(C)) ** B)
+    with np.errstate(divide="ignore"):
+        return R0 + (A - R0) * reached(np.log(C), B, np.log(C_mid))
 
 
 def power_law(C, A: float, D: float, B: float) -> Array:
@@ -112,7 +112,7 @@ class Fit:
     @property
     def gain_made(self) -> float:
         """The part of the gain that the data shows, (R(C_max) - R0) / (A - R0)."""
-        return 1 / (1 + self.reach**-self.B)
+        return reached(np.log(self.C_max), self.B, np.log(self.C_mid))
 
     @cached_property
     def power_law(self) -> tuple[float, float, float]:

@@ -18,7 +18,15 @@ Interval = tuple[float, float]  # (low, high), 95 %
 
 B_RANGE = 0.05, 30.0
 
-# --- descent: downhill from many curves at once ---------------------------------------------------
+# --- the curve (sec. 2.1, A.4) --------------------------------------------------------------------
+# Another form of curve is written here, and nowhere else.
+
+
+def reached(log_C: Array, B: Array, log_mid: Array) -> Array:
+    """The part of the gain from R0 to A that is reached at compute C: 0 at 0, half at C_mid, 1 in
+    the limit. 1 / (1 + (C_mid / C)^B), by logarithms."""
+    with np.errstate(over="ignore"):
+        return 1 / (1 + np.exp(-B * (log_C - log_mid)))
 
 
 def curve_and_gradient(x: Array, theta: Array) -> tuple[Array, Array]:
@@ -27,14 +35,15 @@ def curve_and_gradient(x: Array, theta: Array) -> tuple[Array, Array]:
     # Each parameter is (k, 1), so that it meets all n points.
     A, log_B, log_mid, R0 = theta.T[:, :, None]
     B = np.exp(log_B)
-    with np.errstate(divide="ignore", over="ignore"):
-        # Compute 0 is far to the left, where every curve is at R0.
-        beyond_mid = np.maximum(np.log(x), -1e4) - log_mid
-        # The part of the gain from R0 to A that is reached.
-        reached = 1 / (1 + np.exp(-B * beyond_mid))
-    slope = (A - R0) * B * reached * (1 - reached)  # dR / d log C
-    gradient = np.stack([reached, slope * beyond_mid, -slope, 1 - reached], axis=1)
-    return R0 + (A - R0) * reached, gradient
+    with np.errstate(divide="ignore"):
+        log_C = np.maximum(np.log(x), -1e4)  # compute 0 is far to the left: every curve is at R0
+    part = reached(log_C, B, log_mid)
+    slope = (A - R0) * B * part * (1 - part)  # dR / d log C
+    gradient = np.stack([part, slope * (log_C - log_mid), -slope, 1 - part], axis=1)
+    return R0 + (A - R0) * part, gradient
+
+
+# --- descent: downhill from many curves at once ---------------------------------------------------
 
 
 def limits(x: Array) -> Array:
@@ -122,8 +131,8 @@ def best_of_grid(x: Array, y: Array, R0: float | None) -> Array:
     """A curve (4,) near the one of least squares, with A in [0, 1]. With B and C_mid held, the
     curve is a straight line in the part of the gain that is reached, and the best line has a closed
     form. So a grid over B and C_mid finds the right valley, and `polish` walks to its bottom."""
-    theta, reached = starting_grid(x)
-    base, gain = lines(reached, y, R0)
+    theta, part = starting_grid(x)
+    base, gain = lines(part, y, R0)
     theta[:, 0] = np.clip(base + gain, 0, 1)
     theta[:, 3] = base
     value, _ = curve_and_gradient(x, theta)
@@ -193,54 +202,65 @@ class Profile:
         return (value - half).min(0), (value + half).max(0)
 
 
+def best_with(A: Array, x: Array, y: Array, best: Array, free: list[int]) -> tuple[Array, Array]:
+    """The best curves (k, 4) with these A (k,), and their squared errors (k,). Each descends from a
+    curve of the grid, or from the best curve (4,) of all."""
+    grid, part = starting_grid(x, best)
+    best_R0 = best[3]
+    gain = (A - best_R0)[:, None]
+    # Less what is the same for all.
+    squares = gain**2 * (part**2).sum(1) - 2 * gain * (part @ (y - best_R0))
+    start = grid[squares.argmin(1)]
+    start[:, 0] = A
+    start[:, 3] = best_R0
+    return descend(x, y, start, free, steps=12)[:2]
+
+
+def distances(straight: float, room: float) -> Array:
+    """Fifteen distances (15,) from the best A, where an end of its interval is looked for: around
+    `straight`, and beyond it up to `room`, where the bound is."""
+    near = min(straight, room / 8) * np.array([0, 0.5, 0.8, 1, 1.2, 1.6, 2.3, 4])
+    far = near[-1] + (room - near[-1]) * np.array([0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1])
+    return np.append(near, far)
+
+
+def crossing(A: Array, growth: Array, excess: float, bound: float) -> float:
+    """The A at which the squared error has grown by `excess`, between two of these A (k,) with
+    their growth (k,); the bound if it never has. The root of the growth is about proportional to
+    the distance from the first A, which is the best."""
+    root, limit = np.sqrt(np.maximum(growth, 0)), np.sqrt(excess)
+    beyond = np.flatnonzero(root > limit)
+    if not beyond.size:
+        return bound
+    around = slice(beyond[0] - 1, beyond[0] + 1)  # the first is never beyond
+    return np.interp(limit, root[around], A[around])
+
+
 def profile_over_A(
     x: Array, y: Array, best: Array, estimate: Array, excess: float, free: list[int]
 ) -> tuple[dict[str, Interval], Profile]:
     """The 95 % intervals of A, B, C_mid and a free R0, by name, and the Profile behind them.
 
     A moves away from the best curve to both sides, and at each A the other parameters are fitted
-    again. On each side the interval of A ends when the squared error has grown by `excess`. best:
-    the curve (4,) of least squares. estimate: the curve (4,) that is reported; if its A lies
+    again. On each side the interval of A ends when the squared error has grown by `excess`, or at a
+    bound: 0, 1, or R0, at which the curve would turn over. If the error grew with the square of the
+    distance, it would end at the distance `straight`.
+
+    best: the curve (4,) of least squares. estimate: the curve (4,) that is reported; if its A lies
     further out, the interval ends there. free: the columns that may move beside A.
     """
-    best_A, best_R0 = best[[0, 3]]
-    # The fit with another A starts from a curve of the grid or from the best curve.
-    grid, reached = starting_grid(x, best)
-    projection = reached @ (y - best_R0)
-    norm = (reached**2).sum(1)
-
-    def best_at(A: Array) -> tuple[Array, Array]:
-        """The best curves (k, 4) with these A (k,), and their squared errors (k,)."""
-        gain = (A - best_R0)[:, None]
-        squares = gain**2 * norm - 2 * gain * projection  # less what is the same for all
-        start = grid[squares.argmin(1)]
-        start[:, 0] = A
-        start[:, 3] = best_R0
-        return descend(x, y, start, free, steps=12)[:2]
-
-    # The root of the growth is about proportional to the distance from the best A, so it reaches
-    # its limit near the distance `straight`. Fifteen distances around this one and beyond are
-    # tried, up to the bound: 0, 1, or R0, at which the curve would turn over. The crossing is
-    # interpolated.
     _, (least,), (JJ,) = descend(x, y, best[None], [0, *free], steps=0)
     straight = np.sqrt(inverse(JJ)[0, 0] * excess) + 1e-9
+    best_A, best_R0 = best[[0, 3]]
     bounds = (best_R0, 1.0) if best_A > best_R0 else (0.0, best_R0)
     ends = []
     for side, bound in zip((-1, 1), bounds):
-        room = abs(bound - best_A)
-        near = min(straight, room / 8) * np.array([0, 0.5, 0.8, 1, 1.2, 1.6, 2.3, 4])
-        far = near[-1] + (room - near[-1]) * np.array([0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1])
-        A = best_A + side * np.append(near, far)
-        _, squares = best_at(A)
-        growth = np.sqrt(np.maximum(squares - least, 0))
-        beyond = np.flatnonzero(growth > np.sqrt(excess))
-        if beyond.size:  # the first is never 0: there the curve is the best one
-            crossing = slice(beyond[0] - 1, beyond[0] + 1)
-            bound = np.interp(np.sqrt(excess), growth[crossing], A[crossing])
-        ends.append(bound)
+        A = best_A + side * distances(straight, abs(bound - best_A))
+        _, squares = best_with(A, x, y, best, free)
+        ends.append(crossing(A, squares - least, excess, bound))
 
     # The curves of the profile. The estimate has no ellipse of its own.
-    curves, _ = best_at(np.linspace(*ends, 14))
+    curves, _ = best_with(np.linspace(*ends, 14), x, y, best, free)
     curves = np.vstack([curves, best, estimate])
     _, squares, JJ = descend(x, y, curves, free, steps=0)
     left = np.maximum(least + excess - squares, 0)
