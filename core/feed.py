@@ -222,20 +222,25 @@ class Feed:
         kind, _ = loss.parse_asynchrony(asynchrony)
         if kind == "ppo" and self.under_way:
             return
-        most = loss.groups_ahead(asynchrony, settings.groups_per_step, version)
-        # A generator gets what its slots hold, and its share of one batch more. The rest would grow
-        # old in its queue.
+        # What the recipe lets be under way, and what each generator can use: what its slots hold,
+        # and its share of one batch more. The rest would grow old in its queue.
+        most_in_all = loss.groups_ahead(asynchrony, settings.groups_per_step, version)
         share_of_batch = settings.groups_per_step // len(self.generators) + 1
+        most_of = [
+            each.slots // settings.completions_per_prompt + share_of_batch
+            for each in self.generators
+        ]
+        if kind == "ppo":  # whole batches are handed out together
+            most_of = [most_in_all] * len(self.generators)
         groups_of = Counter(  # that each generator has not sent back
             group.generator
             for group in self.under_way.values()
             if len(group.rollouts) < len(group.requests)
         )
         new = []
-        while len(self.under_way) < most:
+        while len(self.under_way) < most_in_all:
             generator = min(self.generators, key=lambda each: groups_of[each.number] / each.slots)
-            in_slots = generator.slots // settings.completions_per_prompt
-            if kind == "pipeline" and groups_of[generator.number] >= in_slots + share_of_batch:
+            if groups_of[generator.number] >= most_of[generator.number]:
                 break
             prompt = self._next_prompt()
             if prompt is None:

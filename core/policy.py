@@ -78,14 +78,12 @@ def micro_batches(
     longest_first = sorted(rows, key=lambda row: -rollouts[row].total_tokens)
     together = [[row] for row in longest_first]
     if share_prompts:
-        of_prompt = defaultdict(list)
-        for row in longest_first:
-            of_prompt[tuple(rollouts[row].request.prompt_ids)].append(row)
         positions = widths(rollouts, device, True)[rows].sum()
-        in_a_micro_batch = tokens * len(rows) / max(1, positions)
-        share_prompts = in_a_micro_batch >= 2
-        if share_prompts and in_a_micro_batch < len(of_prompt):
-            together = [*of_prompt.values()]
+        sequences = tokens * len(rows) / max(1, positions)  # of a micro-batch, about
+        share_prompts = sequences >= 2
+        of_prompts = rows_of_prompts(rollouts, longest_first)
+        if share_prompts and sequences < len(of_prompts):
+            together = of_prompts
     widths_R2 = widths(rollouts, device, share_prompts)
     cuts = [cut(widths_R2, sum(together[i::ranks], []), tokens) for i in range(ranks)]
     for of_ranks in zip_longest(*cuts):
@@ -93,6 +91,14 @@ def micro_batches(
         if of_ranks[rank] is None:
             m.sampled_BT.fill_(False)
         yield m
+
+
+def rows_of_prompts(rollouts: list[Rollout], rows: list[int]) -> list[list[int]]:
+    """These rows, in this order, those of a prompt together."""
+    of_prompts = defaultdict(list)
+    for row in rows:
+        of_prompts[tuple(rollouts[row].request.prompt_ids)].append(row)
+    return [*of_prompts.values()]
 
 
 def widths(rollouts: list[Rollout], device: torch.device, share_prompts: bool) -> np.ndarray:
@@ -161,8 +167,11 @@ def micro_batch(
         }
     fed, pairs = tokens_and_pairs(parts)
     return MicroBatch(
-        tensor(columns["tokens"][:, :-1]),
-        *(tensor(column[:, 1:]) for column in columns.values()),
+        inputs_BT=tensor(columns["tokens"][:, :-1]),
+        targets_BT=tensor(columns["tokens"][:, 1:]),
+        sampled_BT=tensor(columns["sampled"][:, 1:]),
+        generator_logprobs_BT=tensor(columns["logprobs"][:, 1:]),
+        versions_BT=tensor(columns["versions"][:, 1:]),
         rows_B=tensor(rows),
         fed=fed,
         pairs=pairs,
