@@ -31,9 +31,17 @@ or crash without harm.
 """
 
 import hashlib
+import re
+import unicodedata
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 HELD_OUT_SHARE = 10  # one text in so many is held out
+# All but superscripts, subscripts and fractions.
+SAME_WHEN_PLAIN = "[^¹²³¼-¾⁰-ₜ⅐-⅟]+"
+DOLLAR = r"\\?\$(?!\d)|(?<!\w)\\?\$"  # but not that of x$1
+# A word, but no command, and no formula such as x, aB and 2xy; or an article.
+WORD = r"(?<!\\)\b(?:(?![a-z][A-Z]\b)[^\W\d_](?:['’]?[^\W\d_])+\b|[AI](?= [^\W\d_]{2}))"
 
 
 @dataclass(frozen=True)
@@ -52,17 +60,24 @@ class Problem:
     @property
     def key(self) -> str:
         """The problem's own text. Problems with the same key are one."""
-        return one_line(self.text or self.prompt)
+        return one_spelling(self.text or self.prompt)
 
 
-def one_line(text: str) -> str:
-    """The text without spaces at its ends, and with one space for a run of spaces or line ends."""
-    return " ".join(text.split())
+@lru_cache(1 << 18)
+def one_spelling(text: str) -> str:
+    """The text in the spelling that says whether two problems are one: without dollars around
+    formulas, spaces beside signs, characters without a width, and capitals of words. A formula
+    keeps what it asks: x is not X, 1 1/2 is not 11/2, and 10^2 and 10² are not 102."""
+    text = re.sub(r"[\u00ad\u200b-\u200f\u2060\ufeff]", "", text)
+    text = re.sub(SAME_WHEN_PLAIN, lambda part: unicodedata.normalize("NFKC", part[0]), text)
+    text = " ".join(re.sub(DOLLAR, "", text).split())
+    text = re.sub(WORD, lambda word: word[0].casefold(), text)
+    return re.sub(r" (?![\w'’])|(?<![\w'’]) (?!(?<=\d[.,:] )\d)", "", text)
 
 
 def checksum(text: str) -> float:
-    """A number in [0, 1) that is the same for texts that differ only in spaces and line ends."""
-    data = one_line(text).encode(errors="surrogatepass")
+    """A number in [0, 1) that is the same for texts that differ only in their spelling."""
+    data = one_spelling(text).encode(errors="surrogatepass")
     return int.from_bytes(hashlib.sha256(data).digest()[:6]) / 2**48
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy
 
-from data import Problem, checksum, is_held_out, one_line, sandbox, tasks
+from data import Problem, checksum, is_held_out, one_spelling, sandbox, tasks
 from data.records import FORMATS, download, read_records
 from data.tasks import mathematics, programming
 
@@ -222,7 +222,7 @@ def made_problems(spec: Spec, split: str, number: int) -> list[Problem]:
     distinct = {
         problem.key: problem
         for problem in task.problems(split, number, SEED, **arguments)
-        if held_out(problem.key) == (split == "validation")
+        if held_out(problem.text or problem.prompt) == (split == "validation")
     }
     made = [*distinct.values()][:number]
     if spec.wanted == "solution" and split == "train" and made:
@@ -255,7 +255,7 @@ def read_source(spec: Spec) -> Source:
     columns = [spec.options.get("problem"), *LIKELY_COLUMNS["problem"]]
     for path in parts["test"] + parts["validation"]:
         for _, record in read_records(path):
-            source.apart |= {one_line(str(record[key])) for key in columns if key in record}
+            source.apart |= {one_spelling(str(record[key])) for key in columns if key in record}
     return source
 
 

@@ -5,6 +5,7 @@ import importlib
 import json
 import random
 import re
+import unicodedata
 from pathlib import Path
 
 import huggingface_hub
@@ -14,7 +15,7 @@ import pytest
 from faults import ROOT
 from programs import rows
 
-from data import Problem, sandbox, tasks
+from data import Problem, one_spelling, sandbox, tasks
 from data.load import (
     KNOWN,
     load_data,
@@ -227,8 +228,34 @@ def test_what_is_held_out_depends_on_the_text_alone(tmp_path):
     assert "1000 problems for validation were asked for" in evaluated.notes[-1]
 
 
+# What a text is written as: no problem of the one file is on the other side in the other.
+SPELLINGS = {
+    "dollars": lambda text: re.sub(r"(\d+)", r"$\1$", text),
+    "combining accents": lambda text: unicodedata.normalize("NFD", text),
+    "capitals": str.upper,
+    "no width": lambda text: text.replace(" ", " \u200b"),
+    "signs": lambda text: re.sub(" ?([+?]) ?", r"  \1\n", text),
+    "wide": lambda text: re.sub(r"\d", lambda digit: chr(ord(digit[0]) + 0xFEE0), text),
+}
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_the_same_problems_in_another_spelling_are_held_out_with_them(tmp_path, spelling):
+    made = [row | {"problem": f"A café: {row['problem']}"} for row in records(300)]
+    other = [row | {"problem": SPELLINGS[spelling](row["problem"])} for row in made]
+    files = [write(tmp_path / name, rows) for name, rows in (("a.csv", made), ("b.jsonl", other))]
+    one, two = load_data(files, None, None)
+    assert [problem.key for problem in one.train] == [problem.key for problem in two.train]
+    assert one.validation and {p.answer for p in one.validation} == {
+        p.answer for p in load_evaluation(files[1], 300).validation
+    }
+
+
 def test_texts_that_differ_in_spaces_and_line_ends_alone_are_one_problem(tmp_path):
-    texts = "Write 11/2;Write 1 1/2;52 + 1;5² + 1;aB;Ab;x$1;x1; Write\n11/2 ".split(";")
+    texts = "Write 11/2;Write 1 1/2;52 + 1;5² + 1;aB;Ab;x$1;x1; Write\n11/2 "
+    apart = [r"find x", "find X", "10^2", "102", "10²", "10, 200", "10,200", r"\Delta", r"\delta"]
+    assert len({one_spelling(text) for text in apart}) == len(apart)
+    texts = texts.split(";")
     made = [{"problem": text, "answer": str(i % 8)} for i, text in enumerate(texts)]
     problems, notes = read(write(tmp_path / "a.csv", made))
     assert sorted(problem.answer for problem in problems) == [*"01234567"]

@@ -16,7 +16,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 
-from data import Problem, after_thinking, is_held_out, one_line, sandbox
+from data import Problem, after_thinking, is_held_out, one_spelling, sandbox
 from data.expressions import FAULTS, close, read, value
 
 AT_ONCE = 1000  # problems in a data set of the package; in some families it decides which they are
@@ -48,7 +48,7 @@ def problems(
     values = {name: value_of(text) for name, text in options.items()}
     made, in_vain = {}, 0
     for entry in entries(family, values, seed):
-        text = one_line(entry["question"])
+        text = one_spelling(entry["question"])
         in_vain += 1
         if text not in made and is_held_out(text) == (split == "validation"):
             metadata = {"family": family, "options": values, "entry": entry["metadata"]}
