@@ -58,6 +58,9 @@ BOMBS = r"""
 5 «900 a»!
 5 «400 m »<
 5 «400 m »7
+«1000 ﷺ»
+«500 ½\pm »
+«330 \lfloor»
 """
 BOMBS = re.sub("«([0-9]+) (.*?)»", lambda part: part[2] * int(part[1]), BOMBS).split("\n")[1:-1]
 BOMBS += [" ", "\ud800", "19\ud800"]  # half a character of UTF-16
@@ -150,8 +153,11 @@ def test_the_answer_is_found_in_a_worked_solution():
 def test_hostile_answers_cost_nobody_a_verdict():
     """Expressions that would keep a computer algebra system busy for ever, or blow a stack, are
     wrong at once. So are loops of units: a pattern once tried each way to read each."""
+    rng, short = random.Random(0), [given for _, _, given, _ in PAIRS if 0 < len(given) < 12]
+    repeated = ["".join(rng.choices([*short, "ﷺ", "½", r"\pm"], k=3)) for _ in range(200)]
     texts = [*BOMBS, *(given for _, _, given, why in PAIRS if why == "too large"), *["19"] * 9]
-    random.Random(0).shuffle(texts)
+    texts += [text * (1000 // len(text)) for text in repeated]
+    rng.shuffle(texts)
     nineteen = problem("What?", "19")
     with VerifierPool(2, time_limit=5, memory_gib=2) as pool:
         items = [(i, nineteen, rf"</think>\boxed{{{text}}}") for i, text in enumerate(texts)]

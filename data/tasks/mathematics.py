@@ -10,6 +10,7 @@ gives an answer one spelling, and reads it.
 """
 
 import re
+import unicodedata
 
 from data import Problem, after_thinking
 from data.expressions import (
@@ -37,7 +38,7 @@ from data.expressions import (
 )
 
 INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
-LONGEST_ANSWER = 1000  # characters; what is longer is only compared as text
+LONGEST_ANSWER = 1000  # characters after NFKC; what is longer is only compared as text
 LONGEST_TEXT = 200_000  # characters; what stands before them is not read
 
 SPACES = r" (?!\w)|(?<!\w) "  # but not those between words
@@ -195,7 +196,8 @@ def equal(reference: str, answer: str, text: str = "") -> bool:
     """Whether an answer in LaTeX or plain text is the reference, written in an accepted way. This
     is not symmetric: the reference says which operations may be used, and which unit counts. The
     text of the problem may ask for a base."""
-    if max(len(reference), len(answer)) > LONGEST_ANSWER:
+    plain = [unicodedata.normalize("NFKC", text) for text in (reference, answer)]
+    if max(map(len, plain)) > LONGEST_ANSWER:
         return reference.strip() == answer.strip()
     (letter, wanted), (given_letter, given) = as_choice(reference), as_choice(answer)
     if letter and not (wanted and given):
