@@ -42,7 +42,8 @@ def samplers(folder: str, prompts: int, slots: int) -> dict[str, Callable[[], in
     tokenizer = load_tokenizer(folder)
     tokenizer.padding_side = "left"
     model = load_model(folder)
-    reference = type(model).from_pretrained(folder)  # with the attention that transformers chooses
+    # With the attention that transformers chooses.
+    reference = type(model).from_pretrained(folder, trust_remote_code=False)
     decoding = make_decoding(tokenizer, Settings())
     requests, texts = [], []
     for i, problem in enumerate(arithmetic.problems("train", prompts)):

@@ -29,10 +29,11 @@ COMPUTED = """
 
 
 def python(*command, folder=ROOT, **variables: str) -> subprocess.CompletedProcess:
-    """A command of Python, from its start to its end, with these environment variables besides."""
+    """A command of Python, from its start to its end, with these environment variables besides. It
+    hears yes, if it asks."""
     environment = os.environ | variables
     given = {"cwd": folder, "env": environment, "capture_output": True, "text": True}
-    return subprocess.run([sys.executable, *command], **given)
+    return subprocess.run([sys.executable, *command], input="y\n", **given)
 
 
 def project(folder: Path, **faults: str) -> Path:

@@ -1,6 +1,7 @@
 """The engine that one can read, the way of the parameters, the generator's process and the
 command."""
 
+import ast
 import contextlib
 import dataclasses
 import itertools
@@ -25,6 +26,7 @@ from sampling import (
     samples_takes_updates_validates_and_stops,
     settings_of,
 )
+from steps import run_train
 from tokenizers.processors import TemplateProcessing
 from transformers import BloomConfig, DogeConfig, RwkvConfig
 
@@ -52,6 +54,7 @@ from curve.flags import run_command
 from data.verify import Verdict
 from docs.make_base import make_tokenizer
 from machinery.evaluation import judge_all
+from tools import imitate
 
 # --- the engine -----------------------------------------------------------------------------------
 
@@ -331,7 +334,7 @@ def test_only_prompts_that_may_be_too_long_are_rendered_before_a_run(monkeypatch
         refuse_prompts(tokenizer, prompts, Sampling(prompt_budget=most - 1))
 
 
-def test_code_that_lies_in_a_models_folder_is_never_run(models, tmp_path, monkeypatch):
+def test_code_that_lies_in_a_models_folder_is_never_run(models, tmp_path, here, monkeypatch):
     """And nobody is asked whether it may be."""
     folder = shutil.copytree(models["llama"], tmp_path / "hostile")
     (folder / "hostile.py").write_text(f"open({str(tmp_path / 'it ran')!r}, 'w')\n")
@@ -342,13 +345,35 @@ def test_code_that_lies_in_a_models_folder_is_never_run(models, tmp_path, monkey
     }
     rewrite(folder / "config.json", model_type="hostile", auto_map=classes)
     rewrite(folder / "tokenizer_config.json", tokenizer_class="Hostile", auto_map=classes)
+    rows = [f'{{"problem": "{i}+1=", "solution": "2"}}\n' for i in range(40)]
+    Path("my.jsonl").write_text("".join(rows))
+    before, model = [*tmp_path.rglob("*")], ["--model", str(folder)]
+    cache = {"HF_MODULES_CACHE": str(tmp_path / "modules")}
+    done = python(ROOT / "generate.py", *model, "--prompt", "1+1=", folder=tmp_path, **cache)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.splitlines()[-1].startswith(f"error: --model {folder}: it could not be")
     monkeypatch.setattr("builtins.input", lambda *_: "y")
-    # The tokenizer may well be read without a class of its own.
-    with contextlib.suppress(ValueError):
-        load_tokenizer(str(folder))
-    with pytest.raises(ValueError, match="could not be loaded .*contains custom code"):
-        load_model(str(folder))
-    assert not (tmp_path / "it ran").exists()
+    refused = pytest.raises(ValueError, match=r"^--model .* could not be loaded .*custom code.*$")
+    for command, flags in (
+        (run_train, ""),
+        (run_generate, "--evaluate"),
+        (imitate.main, "--data my.jsonl --out out"),
+    ):
+        with refused:
+            command([*model, *flags.split()])
+    assert [*tmp_path.rglob("*")] == before
+
+
+def test_no_call_in_the_tree_lets_a_library_run_code_of_a_model_or_a_data_set():
+    loads = {"from_pretrained", "from_config", "load_dataset", "pipeline", "EngineArgs"}
+    found = []
+    for path in ROOT.rglob("*.py"):
+        calls = ast.walk(ast.parse(path.read_text())) if path.parent.name != "tests" else ()
+        for node in filter(lambda node: isinstance(node, ast.Call), calls):
+            if ast.unparse(node.func).rpartition(".")[2] in loads:
+                trusts = {each.arg: ast.unparse(each.value) for each in node.keywords}
+                found.append((str(path), trusts.get("trust_remote_code")))
+    assert len(found) >= 5 and {trust for _, trust in found} == {"False"}, found
 
 
 def test_a_model_is_a_folder_here_or_beside_the_scripts_or_a_name_on_the_hub(here):

@@ -30,8 +30,11 @@ SEED, TRAINING, ORDER = 0, 0, 2  # the kinds of random draws, as in core/feed.py
 
 torch.set_num_threads(1)  # with more threads so small a model is not faster
 recipe = loss.Recipe()
-model = AutoModelForCausalLM.from_pretrained("data/arithmetic_base", attn_implementation="eager")
-tokenizer = AutoTokenizer.from_pretrained("data/arithmetic_base")
+FOLDER = "data/arithmetic_base"
+model = AutoModelForCausalLM.from_pretrained(
+    FOLDER, trust_remote_code=False, attn_implementation="eager"
+)
+tokenizer = AutoTokenizer.from_pretrained(FOLDER, trust_remote_code=False)
 head_VD = model.get_output_embeddings().weight
 (END_OF_THINKING,) = tokenizer("</think>").input_ids
 PHRASE = torch.tensor(tokenizer(loss.INTERRUPTION_PHRASE).input_ids)
