@@ -55,6 +55,7 @@ from machinery.folder import (
     checkpoints,
     lock_folder,
     new_folder,
+    read_state,
     remove_checkpoint,
     step_of,
     whole_folder,
@@ -90,9 +91,8 @@ def open_run(asked: Settings, sources: list[Source] | None = None) -> "Run":
     first_model = newest_model = model_path(asked.model)
     step, state = 0, None
     if checkpoint:
-        state = json.loads((checkpoint / "state.json").read_text())
+        state = read_state(folder, checkpoint)
         step = state["step"]
-        newest_model = str(checkpoint / "model")
 
     # The model and its prompts. Engines are made of the run's first model, which stays where it is;
     # their parameters come from the trainer. Adapters stand beside the weights of the first model.

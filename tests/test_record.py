@@ -15,6 +15,7 @@ import pytest
 import safetensors.torch
 import torch
 from faults import log
+from programs import rows
 from steps import (
     FIRST,
     GivenGroups,
@@ -25,6 +26,7 @@ from steps import (
     settings,
     train_on,
     train_rank,
+    write_lines,
 )
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -250,8 +252,15 @@ def resumable(tmp_path, here, monkeypatch):
     folder = tmp_path / "runs" / "run"
     train_rank(0, chosen, str(BASE_MODEL), [batch_of_groups()], folder)
     write_config(folder, chosen)
+    add_R0(folder)
     monkeypatch.setattr(Stop, "listen", lambda _: None)
     return lambda error: monkeypatch.setattr(Feed, "start", Mock(side_effect=error))
+
+
+def add_R0(folder: Path) -> None:
+    """The validation of step 0, of which the feed of a test makes none."""
+    first = log(folder, "validation")[0] | {"step": 0}
+    write_lines(folder / "log.jsonl", [first, *log(folder)])
 
 
 RESUME = ["--resume", "runs/run", "--steps", "99"]
@@ -300,6 +309,47 @@ def test_data_that_have_changed_and_a_folder_in_use_are_refused(resumable, monke
         run_train(RESUME)
 
 
+# A file of a run, what is left of it, and words of what is said.
+DAMAGE = """
+log.jsonl | 0 | has lost step 0
+log.jsonl | -1 | has lost step 0
+log.jsonl | tail | has lost step 0
+state.json | 0.5 | line 1 column
+state.json | {} | it lacks
+state.json | [] | no attribute
+optimizer.safetensors | 0.5 | incomplete
+optimizer.safetensors | -1 | No such file
+model/model.safetensors | 0.5 | incomplete
+model/config.json | 0.5 | line 17
+"""
+
+
+@pytest.mark.parametrize("file, left, words", rows(DAMAGE))
+def test_what_is_lost_or_damaged_is_named_with_what_to_do(resumable, file, left, words):
+    """Before anything is written."""
+    resumable(AssertionError("it went on"))
+    run = Path("runs/run")
+    older, newest = run / "checkpoints" / "step-000007", checkpoints(run)[-1]
+    shutil.copytree(newest, older)
+    path = (run if file == "log.jsonl" else newest) / file
+    data = path.read_bytes()
+    match left:
+        case "-1":
+            path.unlink()
+        case "tail":
+            path.write_bytes(data[data.index(b"\n") + 1 :])
+        case "{}" | "[]":
+            path.write_text(left)
+        case _:
+            path.write_bytes(data[: int(float(left) * len(data))])
+    before = {file: file.stat().st_mtime_ns for file in run.rglob("*") if file.name != "lock"}
+    with pytest.raises(ValueError, match=f"^{path} .*{words}") as refused:
+        run_train(RESUME)
+    advice = f"--model {newest}/model" if file == "log.jsonl" else "checkpoint: [7]"
+    assert advice in str(refused.value) and "\n" not in str(refused.value)
+    assert {file: file.stat().st_mtime_ns for file in before} == before
+
+
 # --- checkpoints and what they are resumed with ---------------------------------------------------
 
 
@@ -331,6 +381,7 @@ def test_a_fall_is_said_with_the_command_that_goes_on_from_before_it_and_it_does
 
     named = {"model": models["llama"], "defaults": "toy", "name": "fallen"}
     write_config(folder, dataclasses.replace(chosen, **named))
+    add_R0(folder)
     started = Mock()
     monkeypatch.setattr(train, "train", started)
     back_to = lambda step: run_train(["--resume", "runs/fallen", "--from-step", str(step)])
