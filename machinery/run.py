@@ -92,7 +92,7 @@ def open_run(asked: Settings, sources: list[Source] | None = None) -> "Run":
     step, state = 0, None
     if checkpoint:
         state = read_state(folder, checkpoint)
-        step = state["step"]
+        step, newest_model = state["step"], str(checkpoint / "model")
 
     # The model and its prompts. Engines are made of the run's first model, which stays where it is;
     # their parameters come from the trainer. Adapters stand beside the weights of the first model.
