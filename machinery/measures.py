@@ -19,7 +19,7 @@ NAMES = {
     "kl": "kl_estimate",
     "entropy": "entropy",
 }
-NO_COLUMN = ("loss", "ratio_squared", "fed", "pairs", "tokens")  # sums without a mean
+NO_COLUMN = ("loss", "ratio_squared", "fed", "pairs")  # sums without a mean
 
 # --- what a step measures on its tokens -----------------------------------------------------------
 
@@ -32,6 +32,7 @@ class Totals:
         self.version = version  # of the parameters that are trained
         self.kept_rows = kept_rows  # which rollouts of the batch are kept
         self.sums = Counter()  # ints and floats, by name
+        self.counts = Counter()  # over how many tokens each sum is
         self.ratio_max = 0.0
         # By the row of a rollout that is kept and was trained on: lists of a value of each token.
         self.tokens = {}
@@ -54,19 +55,20 @@ class Totals:
         added |= {
             "loss": value.item(),
             "entropy": entropies_N.sum().item(),
-            "tokens": len(entropies_N),
             "fed": m.fed,
             "pairs": m.pairs,
         }
+        counts = dict.fromkeys(added, len(entropies_N))
         # How far the policy has moved, by how many steps old a token is.
         logprobs_N = logprobs_BT[m.sampled_BT]
         log_ratios_N = (logprobs_N - m.generator_logprobs_BT[m.sampled_BT]).abs()
         ages_N = self.version - m.versions_BT[m.sampled_BT]
         for age in ages_N.unique().tolist():
             of_age_N = log_ratios_N[ages_N == age]
-            added[f"tokens_age_{age}"] = len(of_age_N)
+            counts[f"log_ratio_age_{age}"] = len(of_age_N)
             added[f"log_ratio_age_{age}"] = of_age_N.sum().item()
         self.sums.update(added)
+        self.counts.update(counts)
 
         # The values of each token, if its rollout is kept.
         lengths = m.sampled_BT.sum(1).tolist()
@@ -81,10 +83,11 @@ class Totals:
     def over_ranks(self) -> None:
         """Add up the totals of all ranks, which all call this. After it all have the same, so all
         decide alike whether the step is skipped."""
-        totals = from_all_ranks((self.sums, self.ratio_max, self.tokens))
-        self.sums = Counter()
-        for sums, ratio_max, tokens in totals:
+        totals = from_all_ranks((self.sums, self.counts, self.ratio_max, self.tokens))
+        self.sums, self.counts = Counter(), Counter()
+        for sums, counts, ratio_max, tokens in totals:
             self.sums.update(sums)
+            self.counts.update(counts)
             self.ratio_max = max(self.ratio_max, ratio_max)
             self.tokens |= tokens
 
@@ -92,15 +95,13 @@ class Totals:
         """Columns of the log: the loss, and means over the tokens. What loss.policy_loss sums under
         a name that is not known here has its mean under that name. If no token was trained on, the
         means are NaN, for which the log has null."""
-        sums, tokens = self.sums, self.sums["tokens"] or math.nan
+        sums, tokens = self.sums, self.counts["loss"]
         columns = {"loss": sums["loss"] + 0.0}  # no int, and no -0.0
-        columns["ratio_max"] = self.ratio_max if sums["tokens"] else None
-        columns["effective_sample_size"] = sums["ratio"] ** 2 / (tokens * sums["ratio_squared"])
-        for name in sorted({*sums, *NAMES}):
-            if name not in NO_COLUMN and not name.startswith("tokens_age"):
-                # Of the tokens of one age, or of all.
-                number = sums.get("tokens" + name.removeprefix("log_ratio"), tokens)
-                columns[NAMES.get(name, name)] = sums[name] / number
+        columns["ratio_max"] = self.ratio_max if tokens else None
+        all_squared = (tokens or math.nan) * sums["ratio_squared"]
+        columns["effective_sample_size"] = sums["ratio"] ** 2 / all_squared
+        for name in sorted({*sums, *NAMES} - {*NO_COLUMN}):
+            columns[NAMES.get(name, name)] = sums[name] / (self.counts[name] or math.nan)
         return columns
 
 

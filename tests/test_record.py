@@ -85,7 +85,8 @@ def log_a_step(record, step, waited=0.0):
     worth = loss.Worth(*[2 * batch.scores_PG - 1] * 4)
     figures = {"skipped": 0, "groups_counted": 3}
     totals = Totals(FIRST)
-    totals.sums.update(tokens=4, ratio_squared=1, coverage=2)
+    totals.sums.update(ratio_squared=1, coverage=2)
+    totals.counts.update(loss=4, coverage=4)
     record.log_step(step, batch, totals, worth, figures)
 
 
