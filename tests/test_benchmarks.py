@@ -28,7 +28,7 @@ def test_gpu_writes_what_it_sees_at_once(modules):
     assert all(step in vars(gpu) for step in gpu.LIMITS)
 
 
-def test_size_counts_tokens_and_names_what_is_too_large(modules):
+def test_size_counts_tokens_and_names_what_is_too_large(modules, monkeypatch):
     size = modules["size"]
     code = '"""A text."""\n\n# why\nx = f(1, "a")  # here\n'
     assert size.tokens_of(code) == 9  # the docstring, x = f ( 1 , "a" )
@@ -37,5 +37,7 @@ def test_size_counts_tokens_and_names_what_is_too_large(modules):
     rooms, sizes, broken = size.measure(files)
     assert rooms["core"] == rooms["tests"] and sizes["words of pages"] == 2
     assert broken == ["core/a.py: the body of f has 61 lines", "core/a.py: f has 8 arguments"]
-    _, _, broken = size.measure({"data/a.py": "x = f(1, 2, 3)\n" * 10_000})
-    assert broken[0] == "data has 10.0 tokens a line" and "100,000" in broken[1]
+    monkeypatch.setitem(size.AIMS, "what a user runs", 1000)
+    assert not size.measure({"data/a.py": "f(1, 2, 3, 4)\n\n" * 104})[2]
+    _, _, broken = size.measure({"data/a.py": "x = f(1, 2, 3)\n" * 105})
+    assert broken[0] == "data has 10.0 tokens a line" and "1,050, at most 1,040" in broken[1]
