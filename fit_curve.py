@@ -34,7 +34,7 @@ import json
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -176,7 +176,9 @@ def main(arguments: list[str]) -> int:
         plot_variants(options.plot, variants, comparisons, options.predict)
     if options.json:
         results = {"runs": reports, "variants": rows, "comparisons": comparisons, "left_out": unfit}
-        text = json.dumps(results, indent=1, allow_nan=False, default=asdict)
+        # Warnings and comparisons; a curve of one's own may give numbers of numpy.
+        known = lambda part: asdict(part) if is_dataclass(part) else part.item()
+        text = json.dumps(results, indent=1, allow_nan=False, default=known)
         write_whole(options.json, text + "\n")
     print("\n\n".join(paragraphs))
     return 0

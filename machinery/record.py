@@ -318,8 +318,8 @@ def step_warnings(lines: list[dict], prompts_left: int, groups_per_step: int) ->
     elif sum(few_count) == REMEMBERED:
         warnings["few groups"] = (
             f"in each of the last {REMEMBERED} steps at most {FEW_GROUPS:.0%} of the groups"
-            " counted: all completions of the others got the same reward, so few prompts decide"
-            " where a step goes. More --prompts-per-step, larger groups (--completions-per-prompt),"
+            " counted: the filter has left the others out, so few prompts decide where a step goes."
+            " More --prompts-per-step, larger groups (--completions-per-prompt),"
             " or data that are solved now and then help; a smaller K of --asynchrony too, if the"
             " policy moves fast"
         )
