@@ -153,7 +153,7 @@ def load(command: GenerateCommand, completions: int) -> tuple[PreTrainedTokenize
     settings = engine_settings(command, devices, path, decoding)
     settings = replace(settings, slots=min(settings.slots, completions))
     model = load_model(path)
-    refuse_too_long(model, decoding)
+    refuse_too_long(model, decoding.longest)
     if settings.engine == "torch":
         refuse_wrong_over_slots(model, path)
     engine = make_engine(settings, model)

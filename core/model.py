@@ -168,14 +168,18 @@ def refuse_unusual(model: PreTrainedModel, path: str) -> None:
     refuse(unusual, f"--model {path}: models with {', '.join(unusual)} are not supported")
 
 
-def refuse_too_long(model: PreTrainedModel, decoding: Decoding) -> None:
-    """ValueError if all budgets together exceed the positions of the model."""
+def refuse_too_long(model: PreTrainedModel, longest: int, advice: str = "") -> None:
+    """ValueError, with this advice, if so many tokens exceed the positions of the model. Without
+    advice they are all budgets together."""
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    budgets = (
+        "the budgets for prompt, thinking, interruption and answer add up to that; lower"
+        " --thinking-budget or --prompt-budget, or take a larger --model (small budgets: --defaults"
+        " toy)"
+    )
     refuse(
-        limit is not None and decoding.longest > limit,
-        "the budgets for prompt, thinking, interruption and answer add up to"
-        f" {decoding.longest} tokens; the model holds {limit}: lower --thinking-budget or"
-        " --prompt-budget, or take a larger --model (small budgets: --defaults toy)",
+        limit is not None and longest > limit,
+        f"the model holds {limit} tokens, and not {longest}: {advice or budgets}",
     )
 
 

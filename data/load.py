@@ -134,8 +134,8 @@ def load_data(
     train_problems: at most so many of each source; None: all, or MADE_PROBLEMS of a task that makes
     its own. validation_problems: at most so many of each source's held-out ones; None: all, or
     MADE_HELD_OUT. instruction: said after each problem of a file. wanted: "answer", or "solution"
-    if `Problem.answer` shall hold the worked solution. Raises ValueError, with file and line or
-    record, for anything that cannot be used.
+    if `Problem.answer` shall hold the worked solution; then none need be held out. Raises
+    ValueError, with file and line or record, for anything that cannot be used.
     """
     sources, held_out, names = [], set(), Counter()
     for spec in [parse_spec(argument, instruction, wanted) for argument in arguments]:
@@ -153,7 +153,8 @@ def load_data(
     for source in sources:
         source.train = [problem for problem in source.train if problem.key not in held_out]
         cut(source, "train", train_problems)
-        cut(source, "validation", validation_problems)
+        if wanted == "answer":
+            cut(source, "validation", validation_problems)
     return sources
 
 

@@ -199,7 +199,7 @@ def make_prompts(
     texts = [problem.prompt for source in sources for problem in source.train + source.validation]
     decoding = make_decoding(tokenizer, settings, recipe.length_control, recipe.fp32_logits)
     refuse_few_problems(settings, sources)
-    refuse_too_long(model, decoding)
+    refuse_too_long(model, decoding.longest)
     refuse_prompts(tokenizer, texts, settings)
     ids = render(tokenizer, texts[0], settings.thinking, settings.system)
     ends = " or ".join(repr(tokenizer.decode([token])) for token in decoding.eos)

@@ -104,11 +104,11 @@ def test_a_model_with_parts_that_are_not_supported_is_refused(models, name, valu
     model = load_model(models["llama"])
     language = model.config
     model.config = SimpleNamespace(get_text_config=lambda: language)
-    refuse_too_long(model, decoding())
+    refuse_too_long(model, decoding().longest)
     setattr(language, name, value)
     with pytest.raises(ValueError, match=message):
         refuse_unusual(model, "llama")
-        refuse_too_long(model, decoding())
+        refuse_too_long(model, decoding().longest)
 
 
 # --- the way of the parameters --------------------------------------------------------------------
@@ -345,8 +345,7 @@ def test_code_that_lies_in_a_models_folder_is_never_run(models, tmp_path, here, 
     }
     rewrite(folder / "config.json", model_type="hostile", auto_map=classes)
     rewrite(folder / "tokenizer_config.json", tokenizer_class="Hostile", auto_map=classes)
-    rows = [f'{{"problem": "{i}+1=", "solution": "2"}}\n' for i in range(40)]
-    Path("my.jsonl").write_text("".join(rows))
+    Path("my.jsonl").write_text('{"problem": "1+1=", "solution": "2"}')
     before, model = [*tmp_path.rglob("*")], ["--model", str(folder)]
     cache = {"HF_MODULES_CACHE": str(tmp_path / "modules")}
     done = python(ROOT / "generate.py", *model, "--prompt", "1+1=", folder=tmp_path, **cache)

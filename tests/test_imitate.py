@@ -54,14 +54,16 @@ def test_from_there_rl_with_the_settings_of_a_small_model_learns(folder, monkeyp
 
 
 def test_the_prompt_is_that_of_a_generator_and_the_solution_ends(chat_models, here, monkeypatch):
+    """Once, also if it ends itself, or if the model's config alone says how. Six are enough."""
     tokenizer = load_tokenizer(chat_models["qwen3"])
     closed = "{% if not enable_thinking %}</think>{% endif %}"
     tokenizer.chat_template = tokenizer.chat_template.replace("<think>\n", f"<think>\n{closed}")
-    learned_of = []
+    tokenizer.eos_token, learned_of = None, []
     monkeypatch.setattr(imitate, "load_tokenizer", lambda _: tokenizer)
     monkeypatch.setattr(imitate, "imitate", lambda _, batches, *__: learned_of.extend(batches))
-    rows = [{"problem": f"{i}+1?", "worked": f"{i}</think>{i + 1}", "answer": 1} for i in range(40)]
-    Path("my.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    rows = [{"problem": f"{i}+1?", "worked": f"{i}</think>{i + 1}", "answer": 1} for i in range(6)]
+    ended = [row | {"worked": row["worked"] + i % 3 * "<|im_end|>\n"} for i, row in enumerate(rows)]
+    Path("my.jsonl").write_text("\n".join(map(json.dumps, ended)))
     command = f"--model {chat_models['qwen3']} --data my.jsonl,solution=worked --out out"
     flags = ["--epochs=1", "--instruction=Be brief.", "--system=You add.", "--no-thinking"]
     assert imitate.main([*command.split(), *flags]) == 0
@@ -71,7 +73,7 @@ def test_the_prompt_is_that_of_a_generator_and_the_solution_ends(chat_models, he
     )
     possible = {(prompt.format(**row), f"{row['worked']}<|im_end|>") for row in rows}
     examples = sum(learned_of, [])
-    assert len(examples) > 30
+    assert len(examples) > 4
     for ids, labels in examples:
         start = labels.count(imitate.NOT_LEARNED)
         assert labels[start:] == ids[start:]
@@ -94,13 +96,17 @@ def test_only_the_solution_counts_however_a_batch_is_padded(folder, monkeypatch)
     torch.testing.assert_close(*gradients, wanted, rtol=1e-4, atol=1e-7)
 
 
-def test_records_without_solutions_and_a_folder_that_is_there_are_refused(folder, tmp_path):
-    records = tmp_path / "a.jsonl"
-    records.write_text('{"problem": "1+1?", "worked": "2"}\n' * 3)
-    for out, message in (
-        ("out", "no column solution holds .* are problem, worked: add"),
-        ("", f"--out {tmp_path}: name a folder that is not there yet"),
+def test_what_cannot_be_learned_is_refused_before_anything_is(folder, tmp_path, here, monkeypatch):
+    monkeypatch.setattr(imitate, "imitate", lambda *_: pytest.fail("it learns"))
+    record = {"problem": "1+1?", "worked": "2" * 3000}
+    Path("a.jsonl").write_text(json.dumps(record))
+    Path("file").touch()
+    for flags, error, message in (
+        ("--data a.jsonl --out out", ValueError, "no column solution .* are problem, worked: add"),
+        ("--data a.jsonl --out .", ValueError, "--out .: name a folder that is not there yet"),
+        ("--data a.jsonl", ValueError, "--model, --data and --out are wanted"),
+        ("--data a.jsonl,solution=worked --out out", ValueError, "not 30.*: shorten .* '1[+]1"),
+        (f"--data {folder}/my.jsonl --out file/out", OSError, "Not a directory"),
     ):
-        flags = f"--model {folder}/random --data {records} --out {tmp_path / out}"
-        with pytest.raises(ValueError, match=message):
-            imitate.main(flags.split())
+        with pytest.raises(error, match=message):
+            imitate.main(["--model", f"{folder}/random", *flags.split()])

@@ -10,6 +10,7 @@ solution and its EOS; only their tokens count in the loss. The tenth of all text
 never trains on is not learned here either.
 """
 
+import itertools
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,9 +21,9 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
-from core.model import load_model, load_tokenizer, render
+from core.model import end_tokens, load_model, load_tokenizer, refuse_too_long, render
 from core.screen import Progress, say
-from core.settings import model_path, refuse_small_numbers
+from core.settings import model_path, refuse, refuse_small_numbers
 from curve.flags import option, read_flags, run_command
 from data.load import load_data
 from machinery.folder import whole_folder
@@ -37,7 +38,7 @@ class Command:
 
     model: str = option("", "folder or hub name of a transformers causal LM")
     data: str = option("", "worked solutions: an argument of train.py's --data")
-    out: Path = option(Path(), "a new folder for the model that comes out")
+    out: Path | None = option(None, "a new folder for the model that comes out")
     records: int | None = option(None, "learn from the first of them only")
     epochs: int = option(3, "times that each solution is learned")
     batch_size: int = option(32, "solutions in an optimizer step, and in memory at once")
@@ -53,8 +54,9 @@ def main(arguments: list[str]) -> int:
     """The command. Returns 0; ValueError or OSError, in one sentence, for wrong flags or data."""
     command = read_flags(Command, arguments, description=__doc__)
     refuse_small_numbers(command)
-    if command.out.exists():
-        raise ValueError(f"--out {command.out}: name a folder that is not there yet")
+    given = command.model, command.data, command.out
+    refuse(not all(given), "--model, --data and --out are wanted")
+    refuse(command.out.exists(), f"--out {command.out}: name a folder that is not there yet")
     (source,) = load_data(
         (command.data,), command.records, None, command.instruction, wanted="solution"
     )
@@ -64,12 +66,15 @@ def main(arguments: list[str]) -> int:
     tokenizer = load_tokenizer(path)
     model = load_model(path).to("cuda" if torch.cuda.is_available() else "cpu")
 
-    # The model learns the solution and its EOS.
-    examples = []
+    # The model learns the solution and its EOS, after which nothing is ever sampled.
+    examples, ends = [], end_tokens(tokenizer)
+    eos = ends[0] if tokenizer.eos_token_id is None else tokenizer.eos_token_id
     for problem in source.train:
         prompt = render(tokenizer, problem.prompt, command.thinking, command.system)
         solution = tokenizer(problem.answer, add_special_tokens=False).input_ids
-        solution.append(tokenizer.eos_token_id)
+        solution = [*itertools.takewhile(lambda token: token not in ends, solution), eos]
+        about = f"shorten the solution of {problem.prompt[:60]!r}, or remove it"
+        refuse_too_long(model, len(prompt + solution), about)
         examples.append((prompt + solution, [NOT_LEARNED] * len(prompt) + solution))
     say(f"After {tokenizer.decode(prompt)!r} the model learns {tokenizer.decode(solution)!r}")
 
@@ -79,8 +84,8 @@ def main(arguments: list[str]) -> int:
         order = random.Random(epoch).sample(examples, len(examples))
         batches += DataLoader(order, command.batch_size, collate_fn=list)
     learning_rate = command.learning_rate or model.num_parameters() ** -0.5
-    imitate(model, batches, len(batches), learning_rate)
     with whole_folder(command.out) as folder:
+        imitate(model, batches, len(batches), learning_rate)
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     print(f"next: python train.py --model {command.out} --data {command.data}")
