@@ -187,6 +187,8 @@ stray | stray
 --model no/such/model | --model no/such/model
 --model here | --model here
 --model data | --model data
+--model runs/taken | mean runs/taken/model
+--model runs/taken/checkpoints/step-000002 | step-000002/model?
 --data algebra | --data algebra
 --data words.jsonl,problem=problem,answer=answer --prompts-per-step 4 | --model
 --data arithmetic,digits | --data digits
@@ -228,7 +230,8 @@ def taken(tmp_path, here, monkeypatch):
     """The folder of a run. We stand above it, beside a folder that is no model and a file of
     problems."""
     taken = tmp_path / "runs" / "taken"
-    taken.mkdir(parents=True)
+    for model in ("model", "checkpoints/step-000002/model"):
+        (taken / model).mkdir(parents=True)
     (taken / "log.jsonl").write_text("mine\n")
     (tmp_path / "here").mkdir()
     words = "".join(f'{{"problem": "Spell word number {i}", "answer": "{i}"}}\n' for i in range(99))
