@@ -180,13 +180,18 @@ class SharedParameters:
     """
 
     def __init__(self, model: PreTrainedModel, ranks: int = 1):
+        """ValueError if the system gives no memory."""
         head = model.get_output_embeddings().weight
         self.shapes = {}
         for name, parameter in model.named_parameters():
             self.shapes[name] = parameter.shape
             if parameter is head:
                 self.head_name = name  # of the embedding, if they are tied
-        self.flat = torch.empty(model.num_parameters()).share_memory_()
+        try:
+            self.flat = torch.empty(model.num_parameters()).share_memory_()
+        except RuntimeError as error:
+            advice = "raise `ulimit -f`, or make /dev/shm writable"
+            raise ValueError(f"no shared memory for the parameters ({error}): {advice}") from None
         self.begun_W = torch.full((ranks,), -1).share_memory_()  # int64: versions
         self.written_W = torch.full((ranks,), -1).share_memory_()
 

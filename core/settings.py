@@ -11,6 +11,7 @@ The value of a setting comes from the first of these that has one (`starting_val
 """
 
 import json
+import math
 import os
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -536,7 +537,7 @@ def refuse_impossible_recipe(recipe: Recipe) -> None:
 
 def refuse_small_numbers(part: Sampling | Recipe) -> None:
     """ValueError for a number below the `least` of its field: 1 for a whole number, above 0 for
-    another, if the field does not say."""
+    another, if the field does not say; and for one that is not finite."""
     for field in fields(part):
         value = getattr(part, field.name)
         if type(value) in (int, float):
@@ -544,8 +545,8 @@ def refuse_small_numbers(part: Sampling | Recipe) -> None:
             enough, wanted = value > 0, "above 0"
             if least is not None:
                 enough, wanted = value >= least, f"at least {least}"
-            # nan is never enough
-            refuse(not enough, f"{flag(field.name)} is {value}; it must be {wanted}")
+            enough = enough and math.isfinite(value)
+            refuse(not enough, f"{flag(field.name)} is {value}; it must be finite and {wanted}")
 
 
 def resumed(before: Settings, now: Settings) -> Settings:

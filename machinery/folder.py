@@ -19,7 +19,7 @@ from typing import TextIO
 import safetensors
 
 import loss
-from core.settings import Settings, refuse
+from core.settings import Settings, read_settings, refuse
 from curve.files import write_whole
 from data.verify import remove
 
@@ -194,6 +194,20 @@ def last_line(folder: Path) -> dict:
     as in `json_lines`."""
     log = folder / "log.jsonl"
     return [{}, *json_lines(log)][-1] if log.exists() else {}
+
+
+def finished(folder: Path, wanted: Settings) -> bool:
+    """Whether the run in this folder has ended as these settings want it, and its last checkpoint
+    and its model were written."""
+    end, newest = last_line(folder), checkpoint_of(folder, None)
+    saved = newest is None or step_of(newest) == end.get("step")  # they may have been removed
+    if end.get("kind") != "end" or not saved or not (folder / "model").exists():
+        return False
+    before, now = [
+        (each.steps, each.stop_when_gain_below, each.recipe.least_prompts)
+        for each in (read_settings(folder), wanted)
+    ]
+    return before == now
 
 
 # --- temporary files ------------------------------------------------------------------------------

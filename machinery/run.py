@@ -34,7 +34,7 @@ from core.model import (
 )
 from core.policy import Policy
 from core.rollouts import Batch, Group, Rollout, SharedParameters
-from core.screen import Progress, say
+from core.screen import Progress, say, warn
 from core.settings import (
     LORA_RATE,
     Settings,
@@ -53,6 +53,7 @@ from data.load import Source
 from machinery.folder import (
     checkpoint_of,
     checkpoints,
+    finished,
     lock_folder,
     new_folder,
     read_state,
@@ -88,6 +89,10 @@ def open_run(asked: Settings, sources: list[Source] | None = None) -> "Run":
     # Before its checkpoint is chosen: a process that ends may still write a newer one.
     lock = lock_folder(folder) if asked.resume else None
     checkpoint = checkpoint_of(folder, asked.from_step)
+    refuse(
+        asked.resume and asked.from_step is None and finished(folder, asked),
+        f"{folder} is finished: a larger --steps goes on",
+    )
     first_model = newest_model = model_path(asked.model)
     step, state = 0, None
     if checkpoint:
@@ -112,20 +117,10 @@ def open_run(asked: Settings, sources: list[Source] | None = None) -> "Run":
     parameters = SharedParameters(model, len(trainers))
     stop = Stop()
     feed = Feed(settings, prompts, engines, parameters, stop.asked, state)
-    others = (
-        "are not those that its checkpoint was made with: put the old ones back, or train its model"
-        f" in a new run: --model {newest_model}"
-    )
-    refuse(
-        state and state["data"] != feed.data,
-        f"--resume {folder}: the problems of --data {' '.join(asked.data)} {others}",
-    )
     compute = compute_of(settings, model)
     weights = lora.checksum(model) if settings.lora_rank else None
-    refuse(
-        state and state["weights"] != weights,
-        f"--resume {folder}: the weights of --model {asked.model} {others}",
-    )
+    if state:
+        refuse_others(asked, state, feed.data, weights, newest_model)
     if settings.lora_rank:
         compute.adapters = lora.add_adapters(model, settings, checkpoint)
 
@@ -178,6 +173,21 @@ def settings_of_the_run(asked: Settings, model: PreTrainedModel) -> Settings:
     return dataclasses.replace(asked, **changes)
 
 
+def refuse_others(
+    asked: Settings, state: dict, data: list[str], weights: int | None, newest_model: str
+) -> None:
+    """ValueError if these problems and weights are not those of the state in a checkpoint."""
+    for name, found, argument in (
+        ("data", data, f"the problems of --data {' '.join(asked.data)}"),
+        ("weights", weights, f"the weights of --model {asked.model}"),
+    ):
+        refuse(
+            state[name] != found,
+            f"--resume {asked.resume}: {argument} are not those that its checkpoint was made with:"
+            f" put the old ones back, or train its model in a new run: --model {newest_model}",
+        )
+
+
 def refuse_small_shared_memory(needed: int) -> None:
     """ValueError if /dev/shm cannot hold so many bytes. Writing there would end in a bus error."""
     if SHARED_MEMORY.exists():
@@ -206,6 +216,15 @@ def make_prompts(
     say(f"The first prompt, as the model gets it: {tokenizer.decode(ids)!r}")
     say(f"A completion ends with {ends}, or after {decoding.longest_completion} tokens.")
     return Prompts(sources, tokenizer, decoding)
+
+
+@contextlib.contextmanager
+def only_a_warning(file: str) -> Iterator[None]:
+    """Whatever goes wrong in this block is a warning: a run does not fail for want of this file."""
+    try:
+        yield
+    except Exception as error:
+        warn(file, f"{file} cannot be made ({error!r})")
 
 
 # --- the run --------------------------------------------------------------------------------------
@@ -420,7 +439,8 @@ class Run:
         )
         print(f"files       {self.folder}/ (docs/log.md explains them)")
         if record.rollouts.path.exists():
-            print(f"next        open {write_page(self.folder)} in a browser")
+            with only_a_warning("rollouts.html"):
+                print(f"next        open {write_page(self.folder)} in a browser")
 
     def _fit_curves(self) -> None:
         """Fit the curve of each source, draw them in curve.png, and print what was found."""
@@ -440,4 +460,5 @@ class Run:
             fitted[series.name] = [fit]
             print(describe(fit, report(fit)))
         if fitted:
-            plot_variants(self.folder / "curve.png", fitted)
+            with only_a_warning("curve.png"):
+                plot_variants(self.folder / "curve.png", fitted)

@@ -5,6 +5,7 @@ import dataclasses
 import errno
 import math
 import os
+import resource
 import shutil
 import sys
 from pathlib import Path
@@ -290,6 +291,18 @@ def test_shared_memory_that_is_too_small_is_refused_with_its_size(tmp_path, here
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     with pytest.raises(ValueError, match="take 1 MB of /dev/shm, which has 0 MB left"):
         open_run(parse([]))
+    assert not Path("runs").exists()
+
+
+def test_a_limit_of_the_size_of_files_is_said_before_anything_is_written(here):
+    """Which is one of shared memory too."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        with pytest.raises(ValueError, match="^no shared memory .*File too large"):
+            open_run(parse([]))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert not Path("runs").exists()
 
 

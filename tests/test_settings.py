@@ -201,6 +201,8 @@ stray | stray
 --train-prompts 64 --least-prompts 64 | --least-prompts 64
 --name taken | --name taken
 --learning-rate -1 | --learning-rate -1.0
+--learning-rate inf | --learning-rate inf finite
+--verifier-memory inf | --verifier-memory inf finite
 --verifier-memory nan | --verifier-memory nan
 --eps-high 0.3 | --eps-high cispo --eps-max
 --loss sapo --eps-max 4 | --eps-max sapo

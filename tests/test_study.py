@@ -160,17 +160,21 @@ def test_a_run_that_has_levelled_off_ends_and_says_why(models, tmp_path, monkeyp
 
 def test_a_run_is_finished_if_it_ended_as_it_is_wanted_with_its_last_checkpoint(tmp_path):
     folder, before = tmp_path / "run", "--steps 160 --stop-when-gain-below 0.02".split()
-    finished = lambda *now: study.finished(folder, [*before, *now])
-    folder.mkdir()
+    finished = lambda *now: study.finished(folder, parse([*before, *now]))
+    (folder / "model").mkdir(parents=True)
     steps.write_lines(folder / "log.jsonl", [{"kind": "end", "step": 120}])
     write_config(folder, parse(before))
-    assert not finished()
-    (folder / "model").mkdir()
     assert finished()  # its checkpoints were removed
     assert not finished("--steps", "300") and not finished("--stop-when-gain-below", "0.01")
+    assert not finished("--least-prompts", "9")
     for step, is_finished in ((100, False), (120, True)):
         (folder / "checkpoints" / f"step-000{step}").mkdir(parents=True)
         assert finished() == is_finished
+    with pytest.raises(ValueError, match=f"{folder} is finished"):
+        steps.run_train(["--resume", str(folder)])
+    (folder / "model").rmdir()
+    assert not finished()  # it was killed before
+    (folder / "model").mkdir()
     steps.write_lines(folder / "log.jsonl", [{"kind": "train", "step": 120}])
     assert not finished()
 

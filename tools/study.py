@@ -39,7 +39,7 @@ from core.settings import (
 )
 from curve.files import read_text, write_whole
 from curve.flags import flag, option, read_flags, run_command
-from machinery.folder import checkpoint_of, last_line, lock_folder, step_of
+from machinery.folder import finished, lock_folder
 
 # --- which runs -----------------------------------------------------------------------------------
 
@@ -135,19 +135,6 @@ def fields_of(arguments: list[str]) -> set[str]:
 # --- training -------------------------------------------------------------------------------------
 
 
-def finished(folder: Path, arguments: list[str]) -> bool:
-    """Whether the run in this folder has ended, as these flags want it, and its last checkpoint was
-    written."""
-    end = last_line(folder)
-    newest = checkpoint_of(folder, None)
-    # If they were removed, the model is there.
-    saved = step_of(newest) == end.get("step") if newest else (folder / "model").exists()
-    if end.get("kind") != "end" or not saved:
-        return False
-    before, now = read_settings(folder), parse(arguments)
-    return (before.steps, before.stop_when_gain_below) == (now.steps, now.stop_when_gain_below)
-
-
 def start_run(folder: Path, arguments: list[str]) -> subprocess.Popen:
     """Start a run in a process of its own, or go on with it if it was interrupted. Its output is in
     FOLDER.txt. The signals of the terminal do not reach it: the study passes them on."""
@@ -168,7 +155,9 @@ def train_all(runs: dict[Path, list[str]], jobs: int) -> bool:
     """Train all runs that are not finished, `jobs` at once. Returns whether one failed.
     KeyboardInterrupt after Ctrl-C or SIGTERM, which stop the runs, each with a checkpoint."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
-    waiting = [folder for folder, arguments in runs.items() if not finished(folder, arguments)]
+    waiting = [
+        folder for folder, arguments in runs.items() if not finished(folder, parse(arguments))
+    ]
     running = {}  # the process of each run, by folder
     failed = False
     try:
