@@ -61,7 +61,7 @@ def test_an_exception_in_score_is_the_users_and_breakpoint_stops_in_this_process
 
 @pytest.mark.parametrize("mismatch, status", [(0.04, 0), (0.06, 1), (float("nan"), 1)])
 def test_a_run_ends_if_both_sides_differ_before_training(monkeypatch, capsys, mismatch, status):
-    """In the first validation they hold the same model. A page that cannot be made is no failure."""
+    """In the first validation they hold the same model. A page that fails is no failure."""
     monkeypatch.setattr("tools.view.write_page", lambda _: 1 / 0)
     figures = {"mismatch_mean": mismatch, "mismatch_max": mismatch}
     monkeypatch.setattr(run_module, "numerics_mismatch", lambda *_: figures)
