@@ -268,15 +268,34 @@ def rewards(
 # --- 4. Logits (sec. 3.2) -------------------------------------------------------------------------
 
 
-def head_logits(hidden_ND: Tensor, head_VD: Tensor, fp32: bool | str) -> Tensor:
-    """Logits [N, V], float32. With fp32 the matmul itself is done in fp32, with the present fp32
-    weights of the head: a stored copy would be out of date after the next update. Casting after a
-    bf16 matmul is useless, since the precision is lost by then. "split" is `SplitMatmul`. Without
-    fp32 the matmul alone is in bf16. The softmax is in fp32."""
-    if fp32 == "split":
-        return SplitMatmul.apply(hidden_ND, head_VD)
+class Head(NamedTuple):
+    """The last part of a model. Most have the weight alone."""
+
+    weight_VD: Tensor
+    bias_V: Tensor | None = None
+    scale: float = 1.0
+    cap: float | None = None  # no logit is beyond it
+
+
+def head_logits(hidden_ND: Tensor, head: Head, fp32: bool | str) -> Tensor:
+    """Logits [N, V], float32:
+
+        z = scale (hidden weight^T + bias)      and with a cap  cap tanh(z / cap)
+
+    With fp32 the matmul itself is done in fp32, with the present fp32 weights of the head: a stored
+    copy would be out of date after the next update. Casting after a bf16 matmul is useless, since
+    the precision is lost by then. "split" is `SplitMatmul`. Without fp32 the matmul alone is in
+    bf16. The rest and the softmax are in fp32."""
     dtype = torch.float32 if fp32 else torch.bfloat16
-    return F.linear(hidden_ND.to(dtype), head_VD.to(dtype)).float()
+    if fp32 == "split":
+        logits_NV = SplitMatmul.apply(hidden_ND, head.weight_VD)
+    else:
+        logits_NV = F.linear(hidden_ND.to(dtype), head.weight_VD.to(dtype)).float()
+    if head.bias_V is not None:
+        logits_NV = logits_NV + head.bias_V.to(dtype)
+    if head.scale != 1:
+        logits_NV = logits_NV * head.scale
+    return logits_NV if head.cap is None else head.cap * torch.tanh(logits_NV / head.cap)
 
 
 class SplitMatmul(torch.autograd.Function):
@@ -326,15 +345,15 @@ def chunk_tokens(vocabulary: int) -> int:
 
 
 def _chunk_logprobs(
-    hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, fp32: bool | str
+    hidden_ND: Tensor, head: Head, targets_N: Tensor, fp32: bool | str
 ) -> tuple[Tensor, Tensor]:
-    logprobs_NV = torch.log_softmax(head_logits(hidden_ND, head_VD, fp32), dim=-1)
+    logprobs_NV = torch.log_softmax(head_logits(hidden_ND, head, fp32), dim=-1)
     logprobs_N = logprobs_NV.gather(-1, targets_N[:, None]).squeeze(-1)
     return logprobs_N, -(logprobs_NV.detach().exp() * logprobs_NV.detach()).sum(-1)
 
 
 def sampled_logprobs(
-    hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, fp32: bool | str
+    hidden_ND: Tensor, head: Head, targets_N: Tensor, fp32: bool | str
 ) -> tuple[Tensor, Tensor]:
     """log pi_train of the target tokens [N] (differentiable), and the policy's entropy there [N],
     in nats.
@@ -344,9 +363,9 @@ def sampled_logprobs(
     150,000 the fp32 logits of a whole batch would fill the memory before anything else. The
     backward computes them again, but not the entropy, which comes last.
     """
-    chunk = chunk_tokens(len(head_VD))
+    chunk = chunk_tokens(len(head.weight_VD))
     pieces = [
-        checkpoint(_chunk_logprobs, hidden, head_VD, targets, fp32, use_reentrant=False)
+        checkpoint(_chunk_logprobs, hidden, head, targets, fp32, use_reentrant=False)
         for hidden, targets in zip(hidden_ND.split(chunk), targets_N.split(chunk))
     ]
     logprobs, entropies = zip(*pieces)

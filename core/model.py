@@ -21,6 +21,7 @@ from transformers import (
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
 
+import loss
 from core.engine import Decoding
 from core.rollouts import Rollout
 from core.settings import Sampling, refuse
@@ -76,16 +77,27 @@ def put_on_device(
     model: PreTrainedModel, device: torch.device, dtype: torch.dtype, fp32_head: bool
 ) -> None:
     """Move a model in fp32 from the CPU to a device, with its trunk in `dtype`. With fp32_head the
-    weight of the LM head stays in fp32, and is no longer tied."""
+    LM head stays in fp32, and is no longer tied."""
     head = model.get_output_embeddings()
     if fp32_head and dtype != torch.float32:
         head.weight = torch.nn.Parameter(head.weight.detach())
+    kept = {*head.parameters()} if fp32_head else set()
     for parameter in model.parameters():
-        if not (fp32_head and parameter is head.weight):
+        if parameter not in kept:
             parameter.data = parameter.data.to(device).to(dtype)
     if device.type == "cuda":
         model.set_attn_implementation("fused")
     model.to(device)
+
+
+def head_of(model: PreTrainedModel) -> loss.Head:
+    """The LM head, with the factors that configs have under these names."""
+    config, linear = model.config.get_text_config(), model.get_output_embeddings()
+    scale = 1.0
+    for name, power in (("logit_scale", 1), ("lm_head_multiplier", 1), ("logits_scaling", -1)):
+        scale *= (getattr(config, name, None) or 1.0) ** power
+    cap = getattr(config, "final_logit_softcapping", None)
+    return loss.Head(linear.weight, getattr(linear, "bias", None), scale, cap)
 
 
 def grouped_attention(

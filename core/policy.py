@@ -25,7 +25,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 import loss
-from core.model import padded
+from core.model import head_of, padded
 from core.rollouts import Rollout, tokens_and_pairs
 
 # --- micro-batches --------------------------------------------------------------------------------
@@ -199,9 +199,9 @@ class Policy(torch.nn.Module):
             hidden_BTD = self.trunk(m.inputs_BT, use_cache=False)
         else:
             hidden_BTD = self.hidden_after_prompts(m)
-        head_VD = self.model.get_output_embeddings().weight
+        head = head_of(self.model)
         hidden_ND, targets_N = hidden_BTD[m.sampled_BT], m.targets_BT[m.sampled_BT]
-        logprobs_N, entropies_N = loss.sampled_logprobs(hidden_ND, head_VD, targets_N, fp32_logits)
+        logprobs_N, entropies_N = loss.sampled_logprobs(hidden_ND, head, targets_N, fp32_logits)
         logprobs_BT = torch.zeros(m.sampled_BT.shape, device=logprobs_N.device)
         return logprobs_BT.masked_scatter(m.sampled_BT, logprobs_N), entropies_N
 

@@ -12,7 +12,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 
 import loss
 from core.engine import Decoding, Engine
-from core.model import in_one_sentence, padded
+from core.model import head_of, in_one_sentence, padded
 from core.rollouts import Request, Rollout, SharedParameters
 
 PROMPT_TOKENS_AT_ONCE = 16_384  # of prompts, in a forward
@@ -122,8 +122,8 @@ class TorchEngine(Engine):
 
     def _sample(self, hidden_nD: Tensor) -> tuple[np.ndarray, np.ndarray]:
         """One token for each live slot and its log-probability, from the whole distribution."""
-        head_VD = self.model.get_output_embeddings().weight
-        logits_nV = loss.head_logits(hidden_nD, head_VD, self.decoding.fp32_logits)
+        head = head_of(self.model)
+        logits_nV = loss.head_logits(hidden_nD, head, self.decoding.fp32_logits)
         temperature = self.decoding.temperature
         logprobs_nV = torch.log_softmax(logits_nV / (temperature or 1.0), -1)
         if temperature == 0:

@@ -289,7 +289,7 @@ def test_pitfall_3_the_head_inside_of_vllm_is_the_trainers(make, fp32_logits):
     engine, model, *_ = make("vllm", kind, torch.bfloat16, fp32_logits=fp32_logits)
     head_VD = model.get_output_embeddings().weight
     hidden_ND = torch.randn(5, head_VD.shape[1]).bfloat16()
-    expected_NV = loss.head_logits(hidden_ND, head_VD, fp32_logits)
+    expected_NV = loss.head_logits(hidden_ND, loss.Head(head_VD), fp32_logits)
     (inside,) = engine.engine.collective_rpc(lambda worker: worker.get_model())
     inside_VD, inside_NV = inside.lm_head.weight, inside.compute_logits(hidden_ND)
     assert torch.equal(inside_VD[: len(head_VD)], head_VD if fp32_logits else head_VD.bfloat16())

@@ -137,7 +137,7 @@ def test_pitfall_4_logprobs_and_gradients_of_chunks_are_those_of_a_plain_softmax
     head_logits = Mock(wraps=loss.head_logits)
     monkeypatch.setattr(loss, "head_logits", head_logits)
     monkeypatch.setattr(loss, "chunk_tokens", lambda _: 16)
-    found, entropies = loss.sampled_logprobs(hidden, head, targets, True)
+    found, entropies = loss.sampled_logprobs(hidden, loss.Head(head), targets, True)
     plain = torch.distributions.Categorical(logits=hidden @ head.T)
     expected = plain.log_prob(targets)
     torch.testing.assert_close((found, entropies), (expected, plain.entropy().detach()))
@@ -151,20 +151,23 @@ def test_pitfall_4_logprobs_and_gradients_of_chunks_are_those_of_a_plain_softmax
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_pitfall_3_fp32_logits_are_computed_in_fp32_whole_or_split(dtype):
     """And are not cast after a matmul in bf16, which is what off means. Logits have a standard
-    deviation of 3; gradients of hidden states in bf16 are rounded."""
+    deviation of 3; gradients of hidden states in bf16 are rounded. The head has all that heads
+    have: a bias (these numbers are exact in bf16), a factor and a cap."""
     torch.manual_seed(0)
     hidden = torch.randn(60, 1024).to(dtype).requires_grad_()
     head = (0.1 * torch.randn(2000, 1024)).requires_grad_()
-    targets = torch.randint(2000, (60, 1))
+    targets, bias = torch.randint(2000, (60, 1)), torch.arange(2000.0) % 4
+    whole = loss.Head(head, bias, scale=0.9, cap=20.0)
 
     def with_gradients(logits):
         logprobs = torch.log_softmax(logits, -1).gather(-1, targets)
         return logits, *torch.autograd.grad(logprobs.sum(), (hidden, head))
 
-    exact = with_gradients(hidden.double() @ head.double().T)
+    scaled = 0.9 * (hidden.double() @ head.double().T + bias)
+    exact = with_gradients(20 * torch.tanh(scaled / 20))
     rounding = [0, 2e-3 if dtype == torch.bfloat16 else 0, 0]
     for fp32, most in ((True, 1e-5), ("split", 1e-4), (False, None)):
-        found = with_gradients(loss.head_logits(hidden, head, fp32))
+        found = with_gradients(loss.head_logits(hidden, whole, fp32))
         for value, reference, rounded in zip(found, exact, rounding):
             error = (value.double() - reference).norm() / reference.norm()
             assert error < most + rounded if most else error > 1e-3

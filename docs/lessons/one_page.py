@@ -35,7 +35,7 @@ model = AutoModelForCausalLM.from_pretrained(
     FOLDER, trust_remote_code=False, attn_implementation="eager"
 )
 tokenizer = AutoTokenizer.from_pretrained(FOLDER, trust_remote_code=False)
-head_VD = model.get_output_embeddings().weight
+head = loss.Head(model.get_output_embeddings().weight)
 (END_OF_THINKING,) = tokenizer("</think>").input_ids
 PHRASE = torch.tensor(tokenizer(loss.INTERRUPTION_PHRASE).input_ids)
 
@@ -79,7 +79,7 @@ def sample(prompts, seeds):
         # The policy chooses the first token at which the cumulative probability passes the number.
         columns = slice(cache.get_seq_length(), t)
         hidden_RD = trunk(ids_RT[:, columns], seen_RT[:, :t], cache)[:, -1]
-        logprobs_RV = loss.head_logits(hidden_RD, head_VD, recipe.fp32_logits).log_softmax(-1)
+        logprobs_RV = loss.head_logits(hidden_RD, head, recipe.fp32_logits).log_softmax(-1)
         cumulative_RV = logprobs_RV.double().exp().cumsum(-1)
         passed_R1 = noise_RN.gather(1, length_R[:, None]) * cumulative_RV[:, -1:]
         chosen_R1 = torch.searchsorted(cumulative_RV, passed_R1, right=True)
@@ -139,7 +139,7 @@ for step in range(1, STEPS + 1):
     targets_RT, sampled_RT, generator_RT = ids_RT[:, 1:], sampled_RT[:, 1:], generator_RT[:, 1:]
     hidden_RTD = trunk(ids_RT[:, :-1], seen_RT[:, :-1])
     hidden_ND, targets_N = hidden_RTD[sampled_RT], targets_RT[sampled_RT]
-    logprobs_N, _ = loss.sampled_logprobs(hidden_ND, head_VD, targets_N, recipe.fp32_logits)
+    logprobs_N, _ = loss.sampled_logprobs(hidden_ND, head, targets_N, recipe.fp32_logits)
     logprobs_RT = torch.zeros_like(generator_RT).masked_scatter(sampled_RT, logprobs_N)
 
     # 5. The loss, its gradient, and the step.
