@@ -46,6 +46,7 @@ if __name__ == "__main__":
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from core.check import refuse_wrong_logprobs
 from core.engine import Engine, engine_settings, make_requests, sample_all
 from core.generators import make_engine, out_of_memory
 from core.model import (
@@ -60,7 +61,6 @@ from core.model import (
     render,
 )
 from core.rollouts import Rollout, SharedParameters
-from core.torch_engine import refuse_wrong_over_slots
 from data.load import load_evaluation, task_of
 from data.verify import Verdict, VerifierPool
 from machinery.evaluation import evaluation_figures, judge_all, report_evaluation
@@ -154,8 +154,7 @@ def load(command: GenerateCommand, completions: int) -> tuple[PreTrainedTokenize
     settings = replace(settings, slots=min(settings.slots, completions))
     model = load_model(path)
     refuse_too_long(model, decoding.longest)
-    if settings.engine == "torch":
-        refuse_wrong_over_slots(model, path)
+    refuse_wrong_logprobs(model, path, settings.engine == "torch", share_prompts=False)
     engine = make_engine(settings, model)
     if settings.engine == "vllm":  # it is made without parameters
         parameters = SharedParameters(model)

@@ -32,7 +32,7 @@ def add_adapters(model: PreTrainedModel, settings: Settings, checkpoint: Path | 
     trainer. Returns how many parameters they have. ValueError if a matrix would not learn, or if so
     high a rank saves nothing; OSError if those of the checkpoint cannot be read."""
     rank = settings.lora_rank
-    layers = linear_layers(model.base_model)
+    layers = linear_layers(model.get_decoder())
     sizes = [(layer.in_features, layer.out_features) for layer in layers]
     parameters = rank * sum(map(sum, sizes))
     refuse(

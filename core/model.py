@@ -14,10 +14,12 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    DynamicCache,
     GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.cache_utils import LinearAttentionCacheLayerMixin
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
 
@@ -51,8 +53,8 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
 
 
 def load_model(path: str) -> PreTrainedModel:
-    """A causal LM from a folder or the hub, on the CPU in fp32. ValueError if it cannot be loaded
-    or is not supported."""
+    """A causal LM from a folder or the hub, on the CPU in fp32. ValueError if it cannot be
+    loaded."""
     with in_one_sentence(path):
         model, found = AutoModelForCausalLM.from_pretrained(
             path,
@@ -64,7 +66,10 @@ def load_model(path: str) -> PreTrainedModel:
         missing = found["missing_keys"]
         if missing:  # transformers would draw them at random
             raise ValueError(f"its files lack {len(missing)} weights, {min(missing)} first")
-    refuse_unusual(model, path)
+        # If it reads pictures too, that part stays as it is.
+        model.requires_grad_(False)
+        model.get_decoder().requires_grad_(True)
+        model.get_output_embeddings().requires_grad_(True)
     try:
         model.generation_config.validate(strict=True)
     except ValueError:  # with it transformers would save no checkpoint
@@ -86,7 +91,7 @@ def put_on_device(
         if parameter not in kept:
             parameter.data = parameter.data.to(device).to(dtype)
     if device.type == "cuda":
-        model.set_attn_implementation("fused")
+        model.set_attn_implementation(attention_on_gpu(model))
     model.to(device)
 
 
@@ -107,21 +112,28 @@ def grouped_attention(
     value_BGKD: Tensor,
     attention_mask: Tensor | None,
     scaling,
-    **__,
+    **options,
 ):
     """What transformers calls "eager" attention: plain matmuls and a softmax, the fastest for one
     query a sequence on a CPU. If several heads of queries have the same keys and values, "eager"
     copies these for each head, which takes most of a step of the engine. Here these heads are rows
     of one matmul. H heads of queries, G of keys, K keys. attention_mask: [B, 1, T, K], under the
-    name by which some models give it."""
+    name by which some models give it. options: softcap, which no score passes; s_aux: [H], the
+    score of a sink, a key without a value."""
+    softcap, sinks_H = options.get("softcap"), options.get("s_aux")
     B, H, T, D = query_BHTD.shape
     G, K = key_BGKD.shape[1:3]
     scores = query_BHTD.reshape(B, G, -1, D) @ key_BGKD.transpose(2, 3) * scaling
     scores_BHTK = scores.view(B, H, T, K)
+    if softcap is not None:
+        scores_BHTK = softcap * torch.tanh(scores_BHTK / softcap)
     if attention_mask is not None:
         scores_BHTK = scores_BHTK + attention_mask
+    if sinks_H is not None:
+        sinks_BHT1 = sinks_H.to(scores_BHTK.dtype).view(-1, 1, 1).expand(B, H, T, 1)
+        scores_BHTK = torch.cat([scores_BHTK, sinks_BHT1], -1)
     weights_BHTK = torch.softmax(scores_BHTK, -1, dtype=torch.float32).to(query_BHTD.dtype)
-    values = weights_BHTK.view(B, G, -1, K) @ value_BGKD
+    values = weights_BHTK[..., :K].reshape(B, G, -1, K) @ value_BGKD
     return values.view(B, H, T, -1).transpose(1, 2).contiguous(), None
 
 
@@ -159,6 +171,49 @@ for name, attention, mask in (
     transformers.AttentionMaskInterface.register(name, mask)
 
 
+def attention_on_gpu(model: PreTrainedModel) -> str:
+    """ "fused", unless its attention has a softcap or sinks: torch's kernels ignore both, and say
+    nothing. "grouped" holds the scores of all pairs of tokens."""
+    softcap = getattr(model.config.get_text_config(), "attn_logit_softcapping", None)
+    sinks = any(name.endswith("sinks") for name, _ in model.named_parameters())
+    return "grouped" if softcap is not None or sinks else "fused"
+
+
+def masks(
+    model: PreTrainedModel, positions_BT: Tensor, keys_BK: Tensor, dtype: torch.dtype
+) -> Tensor | dict[str, Tensor]:
+    """What hides keys from the tokens at these positions: those that come later, and those before a
+    sliding window. Numbers to be added to scores, [B, 1, T, K]; by kind of layer, if only some
+    layers have the window. keys_BK: the positions of the keys, which count tokens and no padding
+    between them."""
+
+    def mask(hidden_BTK: Tensor) -> Tensor:
+        numbers_BTK = torch.zeros(hidden_BTK.shape, dtype=dtype, device=hidden_BTK.device)
+        return numbers_BTK.masked_fill(hidden_BTK, torch.finfo(dtype).min)[:, None]
+
+    positions_BT1, keys_B1K = positions_BT[..., None], keys_BK[:, None]
+    later_BTK = keys_B1K > positions_BT1
+    made = {}
+    for window in {*windows(model)} or {None}:
+        if window is None:
+            made["full_attention"] = mask(later_BTK)
+        else:
+            before_BTK = keys_B1K <= positions_BT1 - window
+            made["sliding_attention"] = mask(later_BTK | before_BTK)
+    return made if len(made) > 1 else made.popitem()[1]
+
+
+def windows(model: PreTrainedModel) -> list[int | None]:
+    """How many tokens, itself among them, a token sees in each layer of attention; None: all before
+    it."""
+    config = model.config.get_text_config()  # of a model that reads pictures too, its language part
+    window = getattr(config, "sliding_window", None)
+    of_kinds = {"full_attention": None, "hybrid": None, "sliding_attention": window}
+    kinds = getattr(config, "layer_types", None)
+    kinds = kinds or ["sliding_attention"] * config.num_hidden_layers
+    return [of_kinds[kind] for kind in kinds if kind in of_kinds]
+
+
 def padded(positions: int, device: torch.device) -> int:
     """The width of a tensor with so many positions. On a GPU the next multiple of 64: attention
     there (cuDNN's) plans about 30 ms for each new shape, and nearly every length is new."""
@@ -166,18 +221,10 @@ def padded(positions: int, device: torch.device) -> int:
     return math.ceil(positions / multiple) * multiple
 
 
-def refuse_unusual(model: PreTrainedModel, path: str) -> None:
-    """ValueError for a model with parts that the trainer's logits or the generator's cache do not
-    support."""
-    config = model.config.get_text_config()  # of a model that reads pictures too, its language part
-    factors = ("final_logit_softcapping", "attn_logit_softcapping", "logits_scaling", "logit_scale")
-    unusual = [name for name in factors if getattr(config, name, None) not in (None, 1)]
-    if getattr(model.get_output_embeddings(), "bias", None) is not None:
-        unusual.append("a bias in the LM head")
-    layers = {*(getattr(config, "layer_types", None) or [])}
-    if layers - {"full_attention"} or getattr(config, "sliding_window", None):
-        unusual.append("layers that are not full attention")
-    refuse(unusual, f"--model {path}: models with {', '.join(unusual)} are not supported")
+def recurrent(model: PreTrainedModel) -> bool:
+    """Whether layers keep a state in place of keys: padding before a token would change it."""
+    places = DynamicCache(config=model.config).layers
+    return any(isinstance(place, LinearAttentionCacheLayerMixin) for place in places)
 
 
 def refuse_too_long(model: PreTrainedModel, longest: int, advice: str = "") -> None:

@@ -25,8 +25,8 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 import loss
-from core.model import head_of, padded
-from core.rollouts import Rollout, tokens_and_pairs
+from core.model import head_of, masks, padded
+from core.rollouts import Rollout
 
 # --- micro-batches --------------------------------------------------------------------------------
 
@@ -47,8 +47,8 @@ class MicroBatch:
     generator_logprobs_BT: Tensor  # float32: log pi_gen of the target, recorded when it was sampled
     versions_BT: Tensor  # int64: version of the parameters that sampled the target
     rows_B: Tensor  # int64: the place of each sequence among the rollouts of the batch
-    fed: int  # tokens that the trunk is fed, without padding
-    pairs: int  # of a token that is fed and one that it attends to
+    # What the trunk is fed, parts of sequences: their tokens, and the tokens before them.
+    parts: list[tuple[int, int]]
     # Only if prompts are shared: each distinct prompt is fed once.
     prompts_PL: Tensor | None = None  # int64: whole prompts, padded on the right
     prompt_B: Tensor | None = None  # int64: which of these prompts each sequence has
@@ -152,7 +152,6 @@ def micro_batch(
         for name, column in columns.items():
             column[i, start:end] = getattr(rollout, name)
 
-    # What the trunk is fed: parts of sequences, each with the number of tokens before it.
     parts = [(rollout.total_tokens - 1, 0) for rollout in chosen]
     prompts = {}
     if share_prompts:
@@ -165,7 +164,6 @@ def micro_batch(
             "prompt_B": tensor([distinct.index(prompt) for prompt in of_rows]),
             "prompt_tokens_B": tensor([len(prompt) for prompt in of_rows]),
         }
-    fed, pairs = tokens_and_pairs(parts)
     return MicroBatch(
         inputs_BT=tensor(columns["tokens"][:, :-1]),
         targets_BT=tensor(columns["tokens"][:, 1:]),
@@ -173,8 +171,7 @@ def micro_batch(
         generator_logprobs_BT=tensor(columns["logprobs"][:, 1:]),
         versions_BT=tensor(columns["versions"][:, 1:]),
         rows_B=tensor(rows),
-        fed=fed,
-        pairs=pairs,
+        parts=parts,
         **prompts,
     )
 
@@ -207,7 +204,7 @@ class Policy(torch.nn.Module):
 
     def trunk(self, inputs: Tensor, **options) -> Tensor:
         """The last hidden states of the model without its head, [..., D]."""
-        return self.model.base_model(input_ids=inputs, **options).last_hidden_state
+        return self.model.get_decoder()(input_ids=inputs, **options).last_hidden_state
 
     def hidden_after_prompts(self, m: MicroBatch) -> Tensor:
         """The hidden states [B, T, D] of all inputs, each prompt computed once: first the prompts,
@@ -221,16 +218,18 @@ class Policy(torch.nn.Module):
         # The completions. Each attends to its prompt without the padding, and to itself. Positions
         # go on from the end of the prompt; only padding lies beyond the model's last one.
         L, T = m.prompts_PL.shape[1], m.inputs_BT.shape[1]
+        places_K = torch.arange(L + T, device=m.inputs_BT.device)
         prompt_tokens_B1 = m.prompt_tokens_B[:, None]
-        places_K = torch.arange(L + T - 1, device=m.inputs_BT.device)
-        last_position = (getattr(self.model.config, "max_position_embeddings", None) or L + T) - 1
-        positions_BT = (prompt_tokens_B1 + places_K[: T - 1]).clamp(max=last_position)
-        mask_BK = (places_K < prompt_tokens_B1) | (places_K >= L)
+        positions_BT = prompt_tokens_B1 + places_K[: T - 1]
+        prompts_BL = torch.where(places_K[:L] < prompt_tokens_B1, places_K[:L], L + T)
+        keys_BK = torch.cat([prompts_BL, positions_BT], 1)  # padding comes later than all tokens
+        config = self.model.config.get_text_config()
+        last_position = (getattr(config, "max_position_embeddings", None) or L + T) - 1
         rest_BTD = self.trunk(
             m.inputs_BT[:, 1:],
             past_key_values=cache,
-            position_ids=positions_BT,
-            attention_mask=mask_BK,
+            position_ids=positions_BT.clamp(max=last_position),
+            attention_mask=masks(self.model, positions_BT, keys_BK, prompts_PLD.dtype),
         )
         last_B1D = prompts_PLD[m.prompt_B, m.prompt_tokens_B - 1][:, None]
         return torch.cat([last_B1D, rest_BTD], 1)

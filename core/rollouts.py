@@ -77,14 +77,6 @@ def given_rollout(prompt_ids: list[int], tokens: list[int]) -> Rollout:
     )
 
 
-def tokens_and_pairs(parts: list[tuple[int, int]]) -> tuple[int, int]:
-    """What the work of a model grows with, for parts of sequences: their tokens, and their pairs of
-    a token and one that it attends to, itself among them. A part has two numbers: its tokens, and
-    the tokens before it in its sequence."""
-    pairs = sum(n * before + n * (n + 1) // 2 for n, before in parts)
-    return sum(n for n, _ in parts), pairs
-
-
 @dataclass(frozen=True)
 class Report:
     """Generator to trainer, at least every few seconds. `busy_seconds` and `events` are since the
@@ -184,11 +176,12 @@ class SharedParameters:
         head = model.get_output_embeddings().weight
         self.shapes = {}
         for name, parameter in model.named_parameters():
-            self.shapes[name] = parameter.shape
+            if parameter.requires_grad:  # what reads pictures is never changed
+                self.shapes[name] = parameter.shape
             if parameter is head:
                 self.head_name = name  # of the embedding, if they are tied
         try:
-            self.flat = torch.empty(model.num_parameters()).share_memory_()
+            self.flat = torch.empty(model.num_parameters(only_trainable=True)).share_memory_()
         except RuntimeError as error:
             advice = "raise `ulimit -f`, or make /dev/shm writable"
             raise ValueError(f"no shared memory for the parameters ({error}): {advice}") from None
@@ -229,6 +222,8 @@ class SharedParameters:
         self.begun_W[rank] = version
         views = self.views()
         for name, parameter in parameters:
+            if name not in views:
+                continue
             if isinstance(parameter, DTensor):
                 # As FSDP has cut it, along the first dimension.
                 shards = views[name].chunk(len(self.begun_W))
@@ -258,7 +253,8 @@ class SharedParameters:
     @torch.no_grad()
     def read_into(self, model: PreTrainedModel) -> int:
         """`read` into the parameters of a model."""
-        parameters = dict(model.named_parameters())
+        named = model.named_parameters()
+        parameters = {name: parameter for name, parameter in named if parameter.requires_grad}
 
         def copy() -> None:
             for name, values in self.on(model.device, parameters):

@@ -12,14 +12,15 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 
 import loss
 from core.engine import Decoding, Engine
-from core.model import head_of, in_one_sentence, padded
+from core.model import head_of, masks, padded, recurrent
 from core.rollouts import Request, Rollout, SharedParameters
 
 PROMPT_TOKENS_AT_ONCE = 16_384  # of prompts, in a forward
 
 
 class SlotCache(Cache):
-    """Keys and values of S sequences at positions of their own, over a stock transformers model.
+    """Keys and values of S sequences at positions of their own, over a stock transformers model;
+    and the states of its recurrent layers.
 
     The first n slots take part in a step. Each writes at its own position. `update` returns more
     positions than a slot has written; the mask that the model is given hides the others.
@@ -28,27 +29,34 @@ class SlotCache(Cache):
     def __init__(self, slots: int, positions: int):
         super().__init__(layers=[])
         self.slots, self.positions = slots, positions
-        # The keys of a layer, then its values, then those of the next layer: [S, heads, T, head
-        # size] each, made at the first prompt.
-        self.stored: list[Tensor] = []
+        # All made at the first prompt, by the number of a layer and a name.
+        self.stored: dict[tuple, Tensor] = {}  # keys and values: [S, heads, T, head size]
+        self.states: dict[tuple, Tensor] = {}  # [S, ...]; a layer may have several of a name
 
     def fill(self, slots_n: Tensor, source: DynamicCache, rows_n: Tensor) -> None:
-        """Copy the prompts' keys and values, as a plain forward left them in rows of `source`, to
-        slots."""
-        given = [part for layer in source.layers for part in (layer.keys, layer.values)]
-        if not self.stored:
-            # Keys and values may differ in size.
-            self.stored = [
-                part.new_zeros(self.slots, part.shape[1], self.positions, part.shape[3])
-                for part in given
-            ]
-        for stored, part in zip(self.stored, given):
-            stored[slots_n, :, : part.shape[2]] = part[rows_n]
+        """Copy to slots what a plain forward over prompts left in rows of `source`."""
+        stored, states = parts_of_cache(source)
+        if not self.stored and not self.states:
+            for place, part in stored.items():  # keys and values may differ in size
+                shape = self.slots, part.shape[1], self.positions, part.shape[3]
+                self.stored[place] = part.new_zeros(shape)
+            for place, part in states.items():
+                self.states[place] = part.new_zeros(self.slots, *part.shape[1:])
+        for place, part in stored.items():
+            self.stored[place][slots_n, :, : part.shape[2]] = part[rows_n]
+        for place, part in states.items():
+            self.states[place][slots_n] = part[rows_n]
+        if states and not self.layers:
+            self.layers = source.layers  # they write to their states; their keys are here
+            for layer, name in stored:
+                setattr(self.layers[layer], name, torch.empty(0))
 
     def move(self, to_n: Tensor, slots_n: Tensor) -> None:
         """Copy what these slots have written over others."""
-        for stored in self.stored:
+        for stored in self.stored.values():
             stored[to_n, :, : self.width] = stored[slots_n, :, : self.width]
+        for state in self.states.values():
+            state[to_n] = state[slots_n]
 
     def place(self, positions_n: Tensor, width: int) -> None:
         """Set the positions at which the first n slots write next, and how many positions the model
@@ -60,14 +68,29 @@ class SlotCache(Cache):
         self.positions_n = positions_n
         self.slots_n = torch.arange(len(positions_n), device=positions_n.device)
         self.width = self.positions if 2 * width > self.positions else width
+        for (layer, name, number), state in self.states.items():  # written in place
+            getattr(self.layers[layer], name)[number] = state[: len(positions_n)]
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_, **__):
         """Called by a layer: store the keys and values of this step, return all that the live slots
         have."""
-        stored = self.stored[2 * layer_idx : 2 * layer_idx + 2]
+        stored = self.stored[layer_idx, "keys"], self.stored[layer_idx, "values"]
         for part, new in zip(stored, (key_states, value_states)):
             part[self.slots_n, :, self.positions_n] = new[:, :, 0]
         return [part[: len(self.slots_n), :, : self.width] for part in stored]
+
+
+def parts_of_cache(cache: DynamicCache) -> tuple[dict[tuple, Tensor], dict[tuple, Tensor]]:
+    """Keys and values by (layer, name), and states of recurrent layers by (layer, name, number)."""
+    stored, states = {}, {}
+    for i, layer in enumerate(cache.layers):
+        if getattr(layer, "keys", None) is not None:
+            stored |= {(i, "keys"): layer.keys, (i, "values"): layer.values}
+        for name in ("conv_states", "recurrent_states"):
+            for number, state in getattr(layer, name, {}).items():
+                if state is not None:
+                    states[i, name, number] = state
+    return stored, states
 
 
 class TorchEngine(Engine):
@@ -86,6 +109,7 @@ class TorchEngine(Engine):
         # the device. The noise is uniform, a number for each token that is sampled.
         self.noise = np.zeros((slots, decoding.thinking_budget + decoding.answer_budget))
         self.cache = SlotCache(slots, padded(decoding.longest, self.device))
+        self.recurrent = recurrent(model)
 
     def update(self, parameters: SharedParameters) -> None:
         self.version = parameters.read_into(self.model)
@@ -108,13 +132,12 @@ class TorchEngine(Engine):
         inputs = np.stack([progress["last_token"], tokens - 1])  # one copy to the device
         tokens_n, positions_n = torch.from_numpy(inputs).to(self.device)
         self.cache.place(positions_n, padded(int(tokens.max()), self.device))
-        unseen_nT = torch.arange(self.cache.width, device=self.device) > positions_n[:, None]
-        dtype = self.model.dtype
-        mask_nT = torch.where(unseen_nT, torch.finfo(dtype).min, 0.0).to(dtype)
-        output = self.model.base_model(
+        positions_n1 = positions_n[:, None]
+        places_1T = torch.arange(self.cache.width, device=self.device)[None]
+        output = self.model.get_decoder()(
             input_ids=tokens_n[:, None],
-            position_ids=positions_n[:, None],
-            attention_mask=mask_nT[:, None, None],
+            position_ids=positions_n1,
+            attention_mask=masks(self.model, positions_n1, places_1T, self.model.dtype),
             past_key_values=self.cache,
             use_cache=True,
         )
@@ -155,17 +178,28 @@ class TorchEngine(Engine):
         self._prefill(prompts)
 
     def _prefill(self, prompts: dict[tuple[int, ...], list[int]]) -> None:
-        """Compute keys and values of these prompts once, and copy them to their slots."""
-        longest_first = sorted(prompts, key=len, reverse=True)
-        at_once = max(1, PROMPT_TOKENS_AT_ONCE // self.decoding.prompt_budget)
-        for start in range(0, len(prompts), at_once):
-            batch = longest_first[start : start + at_once]
+        """Compute keys, values and states of these prompts once, and copy them to their slots."""
+        at_once, batches = max(1, PROMPT_TOKENS_AT_ONCE // self.decoding.prompt_budget), []
+        for prompt in sorted(prompts, key=len, reverse=True):
+            fits = batches and len(batches[-1]) < at_once
+            # A state would take padding in: such a model gets prompts of one length together.
+            if not fits or (self.recurrent and len(prompt) < len(batches[-1][0])):
+                batches.append([])
+            batches[-1].append(prompt)
+        # With a config a cache has places for states. It also drops keys behind a window then, and
+        # with padding that would be the wrong ones.
+        config = self.model.config if self.recurrent else None
+        for batch in batches:
             # Padding is on the right, where a causal model never looks; its keys and values are
             # overwritten.
-            width = padded(max(len(batch[0]), 1), self.device)
+            width = max(len(batch[0]), 1)
+            width = width if self.recurrent else padded(width, self.device)
             ids = [prompt + (0,) * (width - len(prompt)) for prompt in batch]
-            input_ids, cache = torch.tensor(ids, device=self.device), DynamicCache()
-            self.model.base_model(input_ids=input_ids, past_key_values=cache, use_cache=True)
+            input_ids, cache = torch.tensor(ids, device=self.device), DynamicCache(config=config)
+            self.model.get_decoder()(input_ids=input_ids, past_key_values=cache, use_cache=True)
+            if not batch[0]:  # all that was fed is padding
+                for state in parts_of_cache(cache)[1].values():
+                    state.zero_()
             copies = [(slot, row) for row, prompt in enumerate(batch) for slot in prompts[prompt]]
             slots_n, rows_n = torch.tensor(copies, device=self.device).T
             self.cache.fill(slots_n, cache, rows_n)
@@ -206,23 +240,3 @@ def engine_that_fits(model: PreTrainedModel, decoding: Decoding, slots: int) -> 
         del engine
         torch.cuda.empty_cache()
         slots //= 2
-
-
-@torch.inference_mode()
-def refuse_wrong_over_slots(model: PreTrainedModel, name: str) -> None:
-    """ValueError if this model, on the CPU in fp32, does not compute the same token by token over
-    slots as in one forward: one without a cache of keys and values, with attention that our mask
-    does not reach, or with positions of another kind."""
-    # The model sees six tokens at once, and then through an engine: these, and a shorter prompt.
-    ids = list(range(6))
-    wrong = "it cannot be sampled token by token over slots of a cache; --engine vllm may know it"
-    with in_one_sentence(name, wrong):
-        model.set_attn_implementation("eager")  # which every model has
-        plain_D = model.base_model(input_ids=torch.tensor([ids])).last_hidden_state[0, -1]
-        model.set_attn_implementation("grouped")
-        engine = TorchEngine(model, Decoding(eos=(), prompt_budget=6, answer_budget=1), slots=2)
-        engine.add([Request(0, 0, ids, 0, (0,)), Request(0, 1, ids[:-1], 0, (0,))])
-        engine._admit()
-        error = (engine._hidden()[0] - plain_D).norm() / plain_D.norm()
-        if not error < 1e-3:  # nor NaN
-            raise ValueError(f"its hidden state is off by {error:.1%}")

@@ -6,10 +6,12 @@ from collections import Counter
 from dataclasses import dataclass
 
 from torch import Tensor, no_grad
+from torch.nn import Embedding
 from transformers import PreTrainedModel
 
+from core.model import windows
 from core.policy import MicroBatch
-from core.rollouts import Batch, tokens_and_pairs
+from core.rollouts import Batch
 from machinery.ranks import from_all_ranks
 
 # The columns of some sums over tokens.
@@ -19,7 +21,7 @@ NAMES = {
     "kl": "kl_estimate",
     "entropy": "entropy",
 }
-NO_COLUMN = ("loss", "ratio_squared", "fed", "pairs")  # sums without a mean
+NO_COLUMN = ("loss", "ratio_squared")  # sums without a mean
 
 # --- what a step measures on its tokens -----------------------------------------------------------
 
@@ -34,6 +36,7 @@ class Totals:
         self.sums = Counter()  # ints and floats, by name
         self.counts = Counter()  # over how many tokens each sum is
         self.ratio_max = 0.0
+        self.parts = []  # what the trunk was fed, as in `MicroBatch`
         # By the row of a rollout that is kept and was trained on: lists of a value of each token.
         self.tokens = {}
 
@@ -55,8 +58,6 @@ class Totals:
         added |= {
             "loss": value.item(),
             "entropy": entropies_N.sum().item(),
-            "fed": m.fed,
-            "pairs": m.pairs,
         }
         counts = dict.fromkeys(added, len(entropies_N))
         # How far the policy has moved, by how many steps old a token is.
@@ -69,6 +70,7 @@ class Totals:
             added[f"log_ratio_age_{age}"] = of_age_N.sum().item()
         self.sums.update(added)
         self.counts.update(counts)
+        self.parts += m.parts
 
         # The values of each token, if its rollout is kept.
         lengths = m.sampled_BT.sum(1).tolist()
@@ -83,11 +85,12 @@ class Totals:
     def over_ranks(self) -> None:
         """Add up the totals of all ranks, which all call this. After it all have the same, so all
         decide alike whether the step is skipped."""
-        totals = from_all_ranks((self.sums, self.counts, self.ratio_max, self.tokens))
-        self.sums, self.counts = Counter(), Counter()
-        for sums, counts, ratio_max, tokens in totals:
+        totals = from_all_ranks((self.sums, self.counts, self.parts, self.ratio_max, self.tokens))
+        self.sums, self.counts, self.parts = Counter(), Counter(), []
+        for sums, counts, parts, ratio_max, tokens in totals:
             self.sums.update(sums)
             self.counts.update(counts)
+            self.parts += parts
             self.ratio_max = max(self.ratio_max, ratio_max)
             self.tokens |= tokens
 
@@ -109,33 +112,46 @@ class Totals:
 
 
 def matmul_parameters(model: PreTrainedModel) -> int:
-    """How many parameters a token is multiplied with. The embedding table counts only if it is also
+    """How many parameters a token is multiplied with. An embedding table counts only if it is also
     the head. In a mixture of experts, only the experts of one token count."""
-    embedding = model.get_input_embeddings().weight
+    tables = {each.weight for each in model.modules() if isinstance(each, Embedding)}
+    tables -= {model.get_output_embeddings().weight}
     experts = of_config(model, 1, "num_experts", "num_local_experts", "n_routed_experts")
     used = of_config(model, 1, "num_experts_per_tok")
     total = 0
     for name, parameter in model.named_parameters():
-        numbers = parameter.numel()
-        total += numbers * used // experts if ".experts." in name else numbers
-    is_head = embedding is model.get_output_embeddings().weight
-    return total if is_head else total - embedding.numel()
+        if parameter.requires_grad and parameter not in tables:
+            numbers = parameter.numel()
+            total += numbers * used // experts if ".experts." in name else numbers
+    return total
 
 
-def attention_width(model: PreTrainedModel) -> int:
+def attention_widths(model: PreTrainedModel) -> dict[int | None, int]:
     """How many numbers a pair of positions is multiplied with, a token's and one that it attends
-    to: the keys and the values of all heads, in all layers."""
-    config = model.config
+    to: the keys and the values of all heads, in all layers with this window (`windows`)."""
+    config = model.config.get_text_config()
     usual = config.hidden_size // config.num_attention_heads
     keys = of_config(model, usual, "qk_head_dim", "head_dim")
     values = of_config(model, keys, "v_head_dim")
-    return config.num_hidden_layers * config.num_attention_heads * (keys + values)
+    layers = Counter(windows(model))
+    return {each: layers[each] * config.num_attention_heads * (keys + values) for each in layers}
+
+
+def pairs(parts: list[tuple[int, int]], window: int | None) -> int:
+    """How many pairs there are of a token and one that it attends to, itself among them, in parts
+    of sequences, as in `MicroBatch`."""
+
+    def of_first(n: int) -> int:
+        beyond = max(0, n - window) if window else 0  # tokens that the last one does not see
+        return n * (n + 1) // 2 - beyond * (beyond + 1) // 2
+
+    return sum(of_first(before + n) - of_first(before) for n, before in parts)
 
 
 def of_config(model: PreTrainedModel, usual: int, *names: str) -> int:
     """The first of these entries that the model's config has, and that is not 0; else the usual
     number."""
-    values = [getattr(model.config, name, None) for name in names]
+    values = [getattr(model.config.get_text_config(), name, None) for name in names]
     return next(filter(None, values), usual)
 
 
@@ -148,7 +164,7 @@ class Compute:
 
     devices: int  # of generators and trainers: each CPU process is one; a GPU that does both is one
     parameters: int  # `matmul_parameters`
-    attention: int  # `attention_width`
+    attention: dict[int | None, int]  # `attention_widths`
     adapters: int = 0  # parameters of --lora-rank; 0: all others are trained
     tokens: int = 0  # sampled tokens of the groups that were trained on
     flops: float = 0.0
@@ -164,21 +180,22 @@ class Compute:
         now = self.ended or time.monotonic()
         return now - (self.started or now)
 
-    def add(self, batch: Batch, sums: dict) -> None:
-        """Count a batch. All of it was generated, each prompt once for its group. The sums have
-        `fed`, the tokens that the trainer's trunk was fed, and their `pairs`; filtered groups have
-        none. In a forward a token or a pair takes 2 FLOPs for each number that it is multiplied
-        with. A backward takes twice as many, so the trainer's tokens count three times; twice where
-        a parameter is frozen, since nothing computes its gradient."""
-        parts = [(len(group.requests[0].prompt_ids), 0) for group in batch.groups]
+    def add(self, batch: Batch, fed: list[tuple[int, int]]) -> None:
+        """Count a batch. All of it was generated, each prompt once for its group. fed: the parts of
+        sequences that the trainer's trunk was fed; filtered groups have none. In a forward a token
+        or a pair takes 2 FLOPs for each number that it is multiplied with. A backward takes twice
+        as many, so the trainer's tokens count three times; twice where a parameter is frozen, since
+        nothing computes its gradient."""
+        generated = [(len(group.requests[0].prompt_ids), 0) for group in batch.groups]
         for rollout in batch.rollouts:
-            parts.append((len(rollout.tokens), len(rollout.request.prompt_ids)))
-        generated, generated_pairs = tokens_and_pairs(parts)
+            generated.append((len(rollout.tokens), len(rollout.request.prompt_ids)))
         self.tokens += int(batch.lengths_PG.sum())
-        of_tokens = self.parameters * (generated + (2 if self.adapters else 3) * sums["fed"])
-        of_tokens += 3 * self.adapters * sums["fed"]
-        of_pairs = self.attention * (generated_pairs + 3 * sums["pairs"])
-        self.flops += 2 * (of_tokens + of_pairs)
+        tokens_generated, tokens_fed = (sum(n for n, _ in parts) for parts in (generated, fed))
+        numbers = self.parameters * (tokens_generated + (2 if self.adapters else 3) * tokens_fed)
+        numbers += 3 * self.adapters * tokens_fed
+        for window, width in self.attention.items():
+            numbers += width * (pairs(generated, window) + 3 * pairs(fed, window))
+        self.flops += 2 * numbers
 
     def restore(self, columns: dict) -> None:
         """Go on from these columns, which a checkpoint holds."""

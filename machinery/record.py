@@ -113,7 +113,7 @@ class Record:
         """Log a step: what it has computed, its completions, and what has happened since the line
         before. figures: further columns."""
         orders = self.feed.orders
-        self.compute.add(batch, totals.sums)
+        self.compute.add(batch, totals.parts)
         zero_variance_P = loss.zero_variance(worth.rewards_PG, batch.usable_PG)
         line = {
             "kind": "train",

@@ -20,14 +20,17 @@ from transformers import PreTrainedModel
 
 import loss
 from core import lora
+from core.check import refuse_wrong_logprobs
 from core.engine import engine_settings
 from core.feed import Feed, Prompts
 from core.generators import GeneratorFailed
 from core.model import (
+    attention_on_gpu,
     first_learning_rate,
     load_model,
     load_tokenizer,
     make_decoding,
+    recurrent,
     refuse_prompts,
     refuse_too_long,
     render,
@@ -44,7 +47,6 @@ from core.settings import (
     refuse,
     refuse_few_problems,
 )
-from core.torch_engine import refuse_wrong_over_slots
 from curve.fit import fit_series
 from curve.forecast import levelled_off
 from curve.plots import plot_variants
@@ -62,7 +64,7 @@ from machinery.folder import (
     whole_folder,
     write_config,
 )
-from machinery.measures import Compute, Totals, attention_width, matmul_parameters
+from machinery.measures import Compute, Totals, attention_widths, matmul_parameters
 from machinery.ranks import Stop, from_rank_0, rank_and_ranks
 from machinery.record import Record, refuse_missing_tracker
 from machinery.trainer import Start, gather, numerics_mismatch
@@ -109,11 +111,11 @@ def open_run(asked: Settings, sources: list[Source] | None = None) -> "Run":
     engines = [
         engine_settings(settings, devices, first_model, prompts.decoding) for devices in generators
     ]
-    if engines[0].engine == "torch":
-        refuse_wrong_over_slots(model, asked.model)
+    over_slots = engines[0].engine == "torch"
+    refuse_wrong_logprobs(model, asked.model, over_slots, settings.share_prompts)
 
     # Who does what.
-    refuse_small_shared_memory(4 * model.num_parameters())
+    refuse_small_shared_memory(4 * model.num_parameters(only_trainable=True))
     parameters = SharedParameters(model, len(trainers))
     stop = Stop()
     feed = Feed(settings, prompts, engines, parameters, stop.asked, state)
@@ -145,7 +147,7 @@ def compute_of(settings: Settings, model: PreTrainedModel) -> Compute:
     devices = [*sum(generators, ()), *trainers]
     if settings.one_process or "cpu" not in devices:
         devices = {*devices}  # a GPU that does both is one
-    return Compute(len(devices), matmul_parameters(model), attention_width(model))
+    return Compute(len(devices), matmul_parameters(model), attention_widths(model))
 
 
 def settings_of_the_run(asked: Settings, model: PreTrainedModel) -> Settings:
@@ -162,14 +164,23 @@ def settings_of_the_run(asked: Settings, model: PreTrainedModel) -> Settings:
         changes["recipe"] = dataclasses.replace(asked.recipe, asynchrony="ppo-1")
         changes["engine"] = "torch"
     if asked.learning_rate is None:
-        parameters = model.num_parameters()
+        parameters = model.num_parameters(only_trainable=True)
         rate = first_learning_rate(parameters) * (LORA_RATE if asked.lora_rank else 1)
         changes["learning_rate"] = rate
         say(f"The learning rate is {rate}, for {parameters:,} parameters.")
-    takes_positions = "position_ids" in inspect.signature(model.base_model.forward).parameters
-    if asked.share_prompts and not takes_positions:
-        say("Prompts are not shared: this model takes the place in the cache for the position.")
+    why_not = ""
+    if "position_ids" not in inspect.signature(model.get_decoder().forward).parameters:
+        why_not = "takes the place in the cache for the position"
+    elif recurrent(model):
+        why_not = "has states, which padding behind a prompt would change"
+    if asked.share_prompts and why_not:
+        say(f"Prompts are not shared: this model {why_not}.")
         changes["share_prompts"] = False
+    if "cpu" not in devices_here(asked)[1] and attention_on_gpu(model) == "grouped":
+        say(
+            "Attention takes memory by the square of the length: no fused kernel has the cap or the"
+            " sinks that this model's has."
+        )
     return dataclasses.replace(asked, **changes)
 
 

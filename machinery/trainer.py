@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from core.lora import adapters, add_adapters, merged
-from core.model import load_model, padded
+from core.model import attention_on_gpu, load_model, padded
 from core.policy import Policy, micro_batches
 from core.rollouts import Rollout, SharedParameters, given_rollout
 from core.screen import say
@@ -60,7 +60,7 @@ def make_policy(settings: Settings, model: PreTrainedModel, device: torch.device
     in bf16, FSDP shards it (`shard`): it is never whole on one device then."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
-        model.set_attn_implementation("fused")
+        model.set_attn_implementation(attention_on_gpu(model))
     if settings.gradient_checkpointing:
         for part in parts_of(model):
             part.forward = functools.partial(checkpoint, part.forward, use_reentrant=False)
@@ -74,7 +74,7 @@ def make_policy(settings: Settings, model: PreTrainedModel, device: torch.device
 
 def parts_of(model: PreTrainedModel) -> Iterator[Module]:
     """The parts of the trunk: its layers, its embedding, its norm."""
-    for child in model.base_model.children():
+    for child in model.get_decoder().children():
         yield from child if isinstance(child, ModuleList) else [child]
 
 
@@ -95,6 +95,9 @@ def shard(policy: Policy, settings: Settings) -> None:
                 if not parameter.requires_grad:
                     parameter.data = parameter.data.to(dtype)
             fully_shard(part, mesh=mesh, mp_policy=precision)
+    for other in policy.model.base_model.children():  # it reads pictures, and is never called
+        if policy.model.get_decoder() not in (other, policy.model.base_model):
+            fully_shard(other, mesh=mesh)
     fully_shard(policy, mesh=mesh)
     # An embedding in fp32 makes the mask so too, which FSDP would cast anew for each layer.
     embedding = policy.model.get_input_embeddings()

@@ -149,7 +149,7 @@ def train_rank(
     if rank == 0:
         feed = GivenGroups(chosen, batches, parameters, name)
         folder.mkdir(parents=True, exist_ok=True)
-        record = Record(folder, Compute(1, 1000, 10), feed)
+        record = Record(folder, Compute(1, 1000, {None: 10}), feed)
         run = Run(start, record, Stop(), None)
     train.train(rank, start, run)
     return run

@@ -31,7 +31,8 @@ from tokenizers.processors import TemplateProcessing
 from transformers import BloomConfig, DogeConfig, RwkvConfig
 
 import generate
-from core import generators, torch_engine
+from core import generators
+from core.check import refuse_wrong_logprobs
 from core.engine import sample_all
 from core.model import (
     completion_texts,
@@ -44,7 +45,6 @@ from core.model import (
     quoted,
     refuse_prompts,
     refuse_too_long,
-    refuse_unusual,
     render,
 )
 from core.rollouts import Report, Request, Rollout, SharedParameters, given_rollout
@@ -87,27 +87,17 @@ def test_a_model_that_cannot_be_sampled_over_slots_is_refused_in_one_sentence(mo
     for kind, folder in folders.items():
         refused = pytest.raises(ValueError, match=rf"^--model {folder}: .*over slots[^\n]*$")
         with refused if kind in (RwkvConfig, BloomConfig) else contextlib.nullcontext():
-            torch_engine.refuse_wrong_over_slots(load_model(folder), folder)
+            refuse_wrong_logprobs(load_model(folder), folder, True, kind in models)
 
 
-@pytest.mark.parametrize(
-    "name, value, message",
-    [
-        ("sliding_window", 9, "not full attention"),
-        ("layer_types", ["full_attention", "sliding_attention"], "not full attention"),
-        ("final_logit_softcapping", 30.0, "with final_logit_softcapping"),
-        ("max_position_embeddings", 40, "the model holds 40"),
-    ],
-)
-def test_a_model_with_parts_that_are_not_supported_is_refused(models, name, value, message):
+def test_a_model_with_too_few_positions_is_refused(models):
     """Of a model that reads pictures too, the language part is looked at."""
     model = load_model(models["llama"])
     language = model.config
     model.config = SimpleNamespace(get_text_config=lambda: language)
     refuse_too_long(model, decoding().longest)
-    setattr(language, name, value)
-    with pytest.raises(ValueError, match=message):
-        refuse_unusual(model, "llama")
+    language.max_position_embeddings = 40
+    with pytest.raises(ValueError, match="the model holds 40"):
         refuse_too_long(model, decoding().longest)
 
 

@@ -49,7 +49,7 @@ from machinery.folder import (
     whole_folder,
     write_config,
 )
-from machinery.measures import Compute, Totals, attention_width, matmul_parameters
+from machinery.measures import Compute, Totals, attention_widths, matmul_parameters
 from machinery.ranks import Stop
 from machinery.record import Record, step_warnings
 from machinery.run import open_run
@@ -71,7 +71,7 @@ def new_record(models, tmp_path):
         chosen = settings(rollouts_kept=0, **changes)
         feed = GivenGroups(chosen, [], None, models["llama"])
         feed.engines *= generators
-        record = Record(tmp_path, Compute(devices, 1000, 10), feed, state)
+        record = Record(tmp_path, Compute(devices, 1000, {None: 10}), feed, state)
         record.progress = Progress("training", 1000)
         return record
 
@@ -157,7 +157,8 @@ def test_flops_count_the_parameters_that_a_token_meets_and_attention_as_torch_do
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model(input_ids=torch.zeros(1, length, dtype=torch.int64))
     counted = counter.get_flop_counts()["Global"][torch.ops.aten.bmm]
-    assert 2 * attention_width(model) * length**2 == counted > 0
+    (width,) = attention_widths(model).values()
+    assert 2 * width * length**2 == counted > 0
     numbers = {name: parameter.numel() for name, parameter in model.named_parameters()}
     experts = sum(number for name, number in numbers.items() if ".experts." in name)
     assert bool(experts) == (kind in ("qwen3-moe", "deepseek-v3"))
@@ -168,17 +169,18 @@ def test_flops_count_the_parameters_that_a_token_meets_and_attention_as_torch_do
 def test_compute_is_two_flops_a_number_for_what_is_generated_and_six_for_what_is_trained_on():
     """A prompt is read once for all its completions. Each token attends to those before it. What is
     frozen costs a third less, and its adapters are added."""
-    compute, prompt = Compute(1, parameters=10, attention=3), [1, 2, 3]
+    compute, prompt = Compute(1, parameters=10, attention={None: 3, 2: 5}), [1, 2, 3]
     group = make_group(0, [rollout(0, i, prompt, [5] * (4 + i)) for i in range(2)], [True, False])
-    compute.add(Batch([group], FIRST), {"fed": 0, "pairs": 0})
-    pairs = 6 + (4 * 3 + 10) + (5 * 3 + 15)
-    assert (compute.tokens, compute.flops) == (9, 20 * (3 + 4 + 5) + 6 * pairs)
-    before = compute.flops
-    compute.add(Batch([group], FIRST), {"fed": 7, "pairs": 5})
-    assert compute.flops == 2 * before + 60 * 7 + 18 * 5
+    compute.add(Batch([group], FIRST), [])
+    pairs, in_a_window_of_2 = 6 + (4 * 3 + 10) + (5 * 3 + 15), 5 + 2 * 4 + 2 * 5
+    expected = 20 * (3 + 4 + 5) + 6 * pairs + 10 * in_a_window_of_2
+    assert (compute.tokens, compute.flops) == (9, expected)
+    fed, of_pairs = [(7, 0)], 18 * 28 + 30 * 13
+    compute.add(Batch([group], FIRST), fed)
+    assert compute.flops == 2 * expected + 60 * 7 + of_pairs
     compute.adapters, compute.flops = 4, 0
-    compute.add(Batch([group], FIRST), {"fed": 7, "pairs": 5})
-    assert compute.flops == before + (40 + 6 * 4) * 7 + 18 * 5
+    compute.add(Batch([group], FIRST), fed)
+    assert compute.flops == expected + (40 + 6 * 4) * 7 + of_pairs
 
 
 # --- the log --------------------------------------------------------------------------------------

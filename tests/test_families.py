@@ -1,0 +1,132 @@
+"""Families of models: heads with factors, caps and biases, sliding windows, recurrent states, and
+caps and sinks in attention. families.json has a tiny config of each."""
+
+import copy
+import json
+from pathlib import Path
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+import torch
+from sampling import decoding, largest_error
+from steps import CPU, policy_of
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from core.check import refuse_wrong_logprobs
+from core.engine import sample_all
+from core.model import attention_on_gpu, recurrent
+from core.policy import Policy, micro_batches
+from core.rollouts import Request
+from core.torch_engine import TorchEngine
+
+TABLE = json.loads((Path(__file__).parent / "families.json").read_text())
+# One of each kind; the others take a minute.
+FEW = "granite phi mistral gpt_oss gemma2 gemma3_text qwen3_5_text lfm2 falcon_h1".split()
+FAMILIES = [
+    family if family in FEW else pytest.param(family, marks=pytest.mark.slow)
+    for family in TABLE["families"]
+]
+
+
+def random_model(family, **changes):
+    """Far from uniform, so that a wrong mask, position or state shows."""
+    names, own = TABLE["families"][family]
+    config = {}
+    for part in ["sizes", *names]:
+        config |= TABLE["parts"][part]
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(family, **config | own | changes)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="grouped").eval()
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 2:
+            parameter.data.normal_(std=0.15)
+        elif name.endswith(("sinks", "lm_head.bias")):
+            parameter.data.normal_()
+    return model
+
+
+def gradients(model, of_rollouts):
+    """Of a weighted sum of these log-probabilities, by parameter."""
+    weights = (torch.from_numpy(np.random.default_rng(0).normal(size=1000)) for _ in of_rollouts)
+    sum((each * w[: len(each)]).sum() for each, w in zip(of_rollouts, weights)).backward()
+    found = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+    model.zero_grad()
+    return found
+
+
+def in_trainer(model, rollouts, share):
+    """The log-probabilities of each rollout, differentiable."""
+    found = [None] * len(rollouts)
+    for m in micro_batches(rollouts, [*range(len(rollouts))], 600, CPU, 0, 1, share):
+        assert (m.prompts_PL is not None) == share
+        logprobs_BT, _ = Policy(model)(m, True)
+        for row, logprobs_T, sampled_T in zip(m.rows_B.tolist(), logprobs_BT, m.sampled_BT):
+            found[row] = logprobs_T[sampled_T]
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_engine_and_trainer_compute_what_the_stock_model_does(family):
+    """Slots at several positions, prompts of one token and others admitted together, completions
+    that are longer than the window of 8, gaps that close. And the gradients, also behind shared
+    prompts."""
+    model = random_model(family)
+    stock = copy.deepcopy(model)
+    stock.set_attn_implementation("eager")
+    share = not recurrent(model)
+    refuse_wrong_logprobs(model, family, over_slots=True, share_prompts=share)
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(6, 128, size=n).tolist() for n in (1, 2, 3, 5, 7, 12, 20)]
+    rules = decoding(eos=(2, 3, 4, 5), length_control="penalty")
+    wanted = [Request(i, j, each, 30, (i, j)) for j in range(2) for i, each in enumerate(prompts)]
+    rollouts = sample_all(TorchEngine(model, rules, slots=5), wanted)
+    lengths = [len(rollout.tokens) for rollout in rollouts]
+    assert min(lengths) < 8 and max(lengths) > 24
+    assert max(largest_error(rollout, stock) for rollout in rollouts) < 1e-3
+
+    model.set_attn_implementation(attention_on_gpu(model))
+    true = [each.log_prob(tokens) for each, tokens in (policy_of(stock, r) for r in rollouts)]
+    expected = gradients(stock, true)
+    for shared in {False, share}:
+        found = in_trainer(model, rollouts, shared)
+        assert max((one - other).abs().max() for one, other in zip(found, true)) < 1e-3
+        for name, gradient in gradients(model, found).items():
+            error = (gradient - expected[name]).norm()
+            assert error < 1e-3 * (expected[name].norm() + 1e-3), name
+
+
+# --- the check at loading -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "family, own, message",
+    [
+        ("mamba2", {"num_heads": 8, "state_size": 16, "n_groups": 1}, "over slots .*vllm may know"),
+        ("hyperclovax", {"logits_scaling": 8.0}, "cannot be trained"),
+    ],
+)
+def test_a_model_that_is_off_is_refused_with_the_figure(monkeypatch, family, own, message):
+    monkeypatch.setitem(TABLE["families"], family, [[], own])
+    with pytest.raises(ValueError, match=rf"^--model M: [^\n]*{message}[^\n]* off by [\d.]+%\)$"):
+        refuse_wrong_logprobs(random_model(family), "M", True, False)
+
+
+@pytest.mark.parametrize("way, message", [(0, "over slots"), (1, "--no-share-prompts is needed")])
+def test_six_tokens_try_a_window_of_any_size_which_is_as_before_then(monkeypatch, way, message):
+    model, wanted = random_model("gemma3_text", sliding_window=100), [way == 0, way == 1]
+    refuse_wrong_logprobs(model, "M", *wanted)
+    monkeypatch.setattr("core.model.windows", lambda _: [None])
+    with pytest.raises(ValueError, match=f"{message} .*off by"):
+        refuse_wrong_logprobs(model, "M", *wanted)
+    assert model.config.sliding_window == 100
+    assert model.config._attn_implementation == "grouped"
+
+
+def test_kernels_that_a_cpu_does_not_run_are_named(monkeypatch):
+    model = random_model("lfm2")
+    monkeypatch.setattr(model, "forward", Mock(side_effect=RuntimeError("not on CUDA\nat 0x1")))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name == "fla" or None)
+    message = r"no kernels of fla: uninstall these \(RuntimeError: not on CUDA\)$"
+    with pytest.raises(ValueError, match=message):
+        refuse_wrong_logprobs(model, "M", True, False)
