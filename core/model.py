@@ -98,9 +98,8 @@ def put_on_device(
 def head_of(model: PreTrainedModel) -> loss.Head:
     """The LM head, with the factors that configs have under these names."""
     config, linear = model.config.get_text_config(), model.get_output_embeddings()
-    scale = 1.0
-    for name, power in (("logit_scale", 1), ("lm_head_multiplier", 1), ("logits_scaling", -1)):
-        scale *= (getattr(config, name, None) or 1.0) ** power
+    factor = lambda name: getattr(config, name, None) or 1.0
+    scale = factor("logit_scale") * factor("lm_head_multiplier") / factor("logits_scaling")
     cap = getattr(config, "final_logit_softcapping", None)
     return loss.Head(linear.weight, getattr(linear, "bias", None), scale, cap)
 
@@ -186,21 +185,18 @@ def masks(
     sliding window. Numbers to be added to scores, [B, 1, T, K]; by kind of layer, if only some
     layers have the window. keys_BK: the positions of the keys, which count tokens and no padding
     between them."""
-
-    def mask(hidden_BTK: Tensor) -> Tensor:
-        numbers_BTK = torch.zeros(hidden_BTK.shape, dtype=dtype, device=hidden_BTK.device)
-        return numbers_BTK.masked_fill(hidden_BTK, torch.finfo(dtype).min)[:, None]
-
     positions_BT1, keys_B1K = positions_BT[..., None], keys_BK[:, None]
-    later_BTK = keys_B1K > positions_BT1
     made = {}
     for window in {*windows(model)} or {None}:
-        if window is None:
-            made["full_attention"] = mask(later_BTK)
-        else:
-            before_BTK = keys_B1K <= positions_BT1 - window
-            made["sliding_attention"] = mask(later_BTK | before_BTK)
-    return made if len(made) > 1 else made.popitem()[1]
+        hidden_BTK, kind = keys_B1K > positions_BT1, "full_attention"
+        if window is not None:
+            hidden_BTK, kind = (
+                hidden_BTK | (keys_B1K <= positions_BT1 - window),
+                "sliding_attention",
+            )
+        zeros_BTK = torch.zeros(hidden_BTK.shape, dtype=dtype, device=hidden_BTK.device)
+        made[kind] = zeros_BTK.masked_fill(hidden_BTK, torch.finfo(dtype).min)[:, None]
+    return made if len(made) > 1 else made[kind]
 
 
 def windows(model: PreTrainedModel) -> list[int | None]:
