@@ -171,8 +171,8 @@ for name, attention, mask in (
 
 
 def attention_on_gpu(model: PreTrainedModel) -> str:
-    """ "fused", unless its attention has a softcap or sinks: torch's kernels ignore both, and say
-    nothing. "grouped" holds the scores of all pairs of tokens."""
+    """The name of its attention: "fused", or "grouped" if it has a softcap or sinks, which torch's
+    kernels ignore in silence. "grouped" holds the scores of all pairs of tokens."""
     softcap = getattr(model.config.get_text_config(), "attn_logit_softcapping", None)
     sinks = any(name.endswith("sinks") for name, _ in model.named_parameters())
     return "grouped" if softcap is not None or sinks else "fused"
@@ -190,10 +190,8 @@ def masks(
     for window in {*windows(model)} or {None}:
         hidden_BTK, kind = keys_B1K > positions_BT1, "full_attention"
         if window is not None:
-            hidden_BTK, kind = (
-                hidden_BTK | (keys_B1K <= positions_BT1 - window),
-                "sliding_attention",
-            )
+            hidden_BTK = hidden_BTK | (keys_B1K <= positions_BT1 - window)
+            kind = "sliding_attention"
         zeros_BTK = torch.zeros(hidden_BTK.shape, dtype=dtype, device=hidden_BTK.device)
         made[kind] = zeros_BTK.masked_fill(hidden_BTK, torch.finfo(dtype).min)[:, None]
     return made if len(made) > 1 else made[kind]

@@ -36,18 +36,17 @@ class SlotCache(Cache):
     def fill(self, slots_n: Tensor, source: DynamicCache, rows_n: Tensor) -> None:
         """Copy to slots what a plain forward over prompts left in rows of `source`."""
         stored, states = parts_of_cache(source)
-        if not self.stored and not self.states:
-            for place, part in stored.items():  # keys and values may differ in size
+        for place, part in stored.items():
+            if place not in self.stored:  # keys and values may differ in size
                 shape = self.slots, part.shape[1], self.positions, part.shape[3]
                 self.stored[place] = part.new_zeros(shape)
-            for place, part in states.items():
-                self.states[place] = part.new_zeros(self.slots, *part.shape[1:])
-        for place, part in stored.items():
             self.stored[place][slots_n, :, : part.shape[2]] = part[rows_n]
         for place, part in states.items():
+            if place not in self.states:
+                self.states[place] = part.new_zeros(self.slots, *part.shape[1:])
             self.states[place][slots_n] = part[rows_n]
         if states and not self.layers:
-            self.layers = source.layers  # they write to their states; their keys are here
+            self.layers = source.layers  # their methods update the states; keys are stored here
             for layer, name in stored:
                 setattr(self.layers[layer], name, torch.empty(0))
 

@@ -84,7 +84,10 @@ def make_models(parent, head_dim):
     """Folders of tiny random models by kind, with the arithmetic task's tokenizer."""
     from transformers import (
         DeepseekV3Config,
+        Gemma3Config,
+        Gemma3TextConfig,
         Glm4MoeLiteConfig,
+        GraniteConfig,
         LlamaConfig,
         Qwen3Config,
         Qwen3MoeConfig,
@@ -110,6 +113,9 @@ def make_models(parent, head_dim):
         n_group=1,
         topk_group=1,
     )
+    layers = ["sliding_attention", "full_attention"]
+    window = dict(**attention, sliding_window=8, layer_types=layers, tie_word_embeddings=True)
+    tower = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
     configs = {
         "llama": LlamaConfig(**attention | {"num_key_value_heads": 4}),
         "llama-grouped-tied": LlamaConfig(**attention, tie_word_embeddings=True),
@@ -117,6 +123,9 @@ def make_models(parent, head_dim):
         "qwen3-moe": Qwen3MoeConfig(**attention, **experts, num_experts=4),
         "deepseek-v3": DeepseekV3Config(**latent, first_k_dense_replace=1),
         "glm4-moe-lite": Glm4MoeLiteConfig(**latent),
+        "granite": GraniteConfig(**attention, logits_scaling=8.0),
+        "gemma3": Gemma3TextConfig(**window),
+        "gemma3-pictures": Gemma3Config(text_config=window, vision_config=tower),
     }
     folders = {}
     for kind, config in configs.items():

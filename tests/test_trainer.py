@@ -24,6 +24,7 @@ from steps import (
     train_rank,
     worth_of,
 )
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -294,6 +295,14 @@ def test_layers_share_the_mask_behind_shared_prompts(models, group_of_one):
     assert len({x.data_ptr() for x in kept if x.numel() == 2 * 199 * 215}) == 1
 
 
+def test_the_layers_of_the_language_part_are_gathered_one_by_one(models, group_of_one):
+    """The tower, which is never called, never is."""
+    model = load_model(models["gemma3-pictures"])
+    trainer.make_policy(settings(dtype="bfloat16"), model, CPU)
+    parts = *model.get_decoder().layers, model.model.vision_tower
+    assert len(parts) == 3 and all(isinstance(part, FSDPModule) for part in parts)
+
+
 # --- what fits ------------------------------------------------------------------------------------
 
 
@@ -345,6 +354,7 @@ CASES = {
     ),
     "experts": ("qwen3-moe", dict(tokens_per_micro_batch=120)),
     "bf16": ("llama", dict(tokens_per_micro_batch=1, dtype="bfloat16")),
+    "pictures": ("gemma3-pictures", dict(tokens_per_micro_batch=1)),
     "lora": ("llama-grouped-tied", dict(tokens_per_micro_batch=1, lora_rank=2)),
     "lora-bf16": ("llama", dict(tokens_per_micro_batch=1, lora_rank=2, dtype="bfloat16")),
 }
@@ -411,9 +421,11 @@ def test_pitfall_5_losses_and_gradients_are_the_same_with_one_and_several_ranks(
             expected, found = course(one, but), course(several, but)
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5, check_dtype=False)
         assert shared[name].holds(FIRST + 2)
-        newest = stored(several)
-        for key, view in shared[name].views().items():
-            assert torch.equal(view, newest[key])
+        newest, views = stored(several), shared[name].views()
+        for key, parameter in load_model(models[CASES[name][0]]).named_parameters():
+            # What reads pictures is not sent, and stays as it was.
+            assert (key in views) != ("vision_tower" in key or "projector" in key)
+            assert torch.equal(views.get(key, parameter), newest[key])
 
 
 def test_a_rank_takes_its_gpu_before_anything_else(monkeypatch):
