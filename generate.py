@@ -61,6 +61,7 @@ from core.model import (
     render,
 )
 from core.rollouts import Rollout, SharedParameters
+from data import Problem
 from data.load import load_evaluation, task_of
 from data.verify import Verdict, VerifierPool
 from machinery.evaluation import evaluation_figures, judge_all, report_evaluation
@@ -92,7 +93,8 @@ def print_completions(command: GenerateCommand) -> None:
         prompt = task.worded(prompt, command.instruction)
     samples = command.samples or 1
     tokenizer, engine = load(command, samples)
-    for rollout in sample(command, tokenizer, engine, [prompt], samples):
+    asked = Problem(prompt, "", task.__name__)
+    for rollout in sample(command, tokenizer, engine, [asked], samples):
         print(quoted("prompt", prompt))
         print(quoted("reply", marked_text(tokenizer, rollout)))
 
@@ -110,8 +112,7 @@ def evaluate(command: GenerateCommand) -> None:
     tokenizer, engine = load(command, samples * most)
     for source in sources:
         problems = source.validation
-        prompts = [problem.prompt for problem in problems]
-        rollouts = sample(command, tokenizer, engine, prompts, samples)
+        rollouts = sample(command, tokenizer, engine, problems, samples)
         texts = completion_texts(tokenizer, engine.decoding, rollouts)
         with VerifierPool(*command.verifier_limits) as pool:
             verdicts = judge_all(pool, problems, rollouts, texts)
@@ -119,7 +120,7 @@ def evaluate(command: GenerateCommand) -> None:
         report_evaluation(command.model, source, figures, samples, command.log)
         for kind, chosen in examples(rollouts, verdicts).items():
             for rollout in [*chosen.values()][: command.show]:
-                print(quoted("prompt", prompts[rollout.request.group]))
+                print(quoted("prompt", problems[rollout.request.group].prompt))
                 print(quoted(kind, marked_text(tokenizer, rollout)))
 
 
@@ -167,14 +168,15 @@ def sample(
     command: GenerateCommand,
     tokenizer: PreTrainedTokenizerBase,
     engine: Engine,
-    prompts: list[str],
+    problems: list[Problem],
     samples: int,
 ) -> list[Rollout]:
-    """So many completions of each prompt, prompt by prompt."""
-    refuse_prompts(tokenizer, prompts, command)
+    """So many completions of each problem, problem by problem."""
+    refuse_prompts(tokenizer, problems, command)
     requests, budget = [], command.thinking_budget
-    for i, prompt in enumerate(prompts):
-        ids = render(tokenizer, prompt, command.thinking, command.system)
+    for i, problem in enumerate(problems):
+        system = problem.system_turn(command.system)
+        ids = render(tokenizer, problem.prompt, command.thinking, system)
         seed = (command.seed, i)
         requests += make_requests(i, ids, samples, budget, engine.decoding, seed)
     return sample_all(engine, requests)

@@ -286,7 +286,8 @@ class Feed:
             problems, completions = of_source.validation, settings.validation_samples
             seed = (settings.seed, VALIDATION, validated, number)
         problem, decoding = problems[problem_index], self.prompts.decoding
-        ids = render(self.prompts.tokenizer, problem.prompt, settings.thinking, settings.system)
+        system = problem.system_turn(settings.system)
+        ids = render(self.prompts.tokenizer, problem.prompt, settings.thinking, system)
         budget = settings.thinking_budget
         requests = make_requests(number, ids, completions, budget, decoding, seed, validation)
         version = self.parameters.version

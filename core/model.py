@@ -27,6 +27,7 @@ import loss
 from core.engine import Decoding
 from core.rollouts import Rollout
 from core.settings import Sampling, refuse
+from data import Problem
 
 transformers.utils.logging.disable_progress_bar()  # of loading, which is over in a moment
 
@@ -277,12 +278,13 @@ def render(
 
 
 def refuse_prompts(
-    tokenizer: PreTrainedTokenizerBase, prompts: list[str], settings: Sampling
+    tokenizer: PreTrainedTokenizerBase, problems: list[Problem], settings: Sampling
 ) -> None:
-    """ValueError if the tokenizer cannot read one of these prompts, if one is above its budget, or
+    """ValueError if the tokenizer cannot read one of their prompts, if one is above its budget, or
     if the chat template drops them. Most are not rendered here, but when they are handed out: all
     of a million would take minutes."""
-    with_character = {character: prompt for prompt in prompts for character in set(prompt)}
+    system_of = {problem.prompt: problem.system_turn(settings.system) for problem in problems}
+    with_character = {character: prompt for prompt in system_of for character in set(prompt)}
     for prompt in dict.fromkeys(with_character.values()):
         ids = tokenizer(prompt, add_special_tokens=False).input_ids
         refuse(
@@ -291,15 +293,20 @@ def refuse_prompts(
             f" prompt {prompt[:60]!r}, which it reads as {tokenizer.decode(ids)[:60]!r} (the"
             " shipped model reads sums only; --model names another)",
         )
-    ids_of = lambda prompt: render(tokenizer, prompt, settings.thinking, settings.system)
-    first, *others = dict.fromkeys(prompts)
+    ids_of = lambda prompt: render(tokenizer, prompt, settings.thinking, system_of[prompt])
+    first, *others = system_of
+    system_of[""] = system_of[first]
     refuse(
         others and ids_of(first) == ids_of(others[0]),
         f"--model {settings.model}: its chat template drops the prompt: two have the same tokens",
     )
     # A text has at most as many tokens as bytes, so only long ones can be above the budget.
     most_bytes = settings.prompt_budget - len(ids_of(""))
-    may_be_long = [prompt for prompt in (first, *others) if len(prompt.encode()) > most_bytes]
+    may_be_long = [
+        prompt
+        for prompt in (first, *others)
+        if len(prompt.encode()) > most_bytes or system_of[prompt] != system_of[""]
+    ]
     most, prompt = max(((len(ids_of(prompt)), prompt) for prompt in may_be_long), default=(0, ""))
     refuse(
         most > settings.prompt_budget,

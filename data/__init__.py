@@ -56,6 +56,11 @@ class Problem:
     # The problem without its wording and instruction, which says whether it is held out; "": the
     # prompt is all there is.
     text: str = ""
+    system: str | None = None  # the system prompt of the data
+
+    def system_turn(self, asked: str | None) -> str | None:
+        """The system prompt that the model gets: the one that is asked for, or else its own."""
+        return self.system if asked is None else asked
 
     @property
     def key(self) -> str:

@@ -13,6 +13,7 @@ own text alone. What a folder calls test or validation, and the file of `validat
 as a whole.
 """
 
+import contextlib
 import hashlib
 import importlib
 import inspect
@@ -21,6 +22,7 @@ import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from string import ascii_uppercase as LETTERS
 
 import numpy
 
@@ -40,15 +42,27 @@ KNOWN = {  # short names of data sets of the hub, and the arguments that they st
     ",subset=primeintellect+taco+lcbv5+codeforces",
 }
 # docs/data.md has their meaning
-OPTIONS = "problem answer tests solution subset validation".split()
+OPTIONS = "problem choices passage answer tests solution subset validation".split()
+OPTIONAL = "choices passage system tests".split()
 LIKELY_COLUMNS = {  # guessed in this order
-    "problem": "problem question prompt query".split(),
+    "problem": "problem question prompt query question_stem messages conversations".split(),
+    "choices": "choices options".split(),
+    "passage": "passage context article".split(),
+    "system": "prompt.system messages.system conversations.system system".split(),
     "tests": "tests test_cases".split(),
-    "answer": "answer final_answer ground_truth target solution".split(),
-    "solution": ["solution"],
+    "answer": """
+        final_answer ground_truth reward_model.ground_truth expected_answer answer correct_answer
+        answerkey answers.text solution target response completion messages.assistant
+        conversations.assistant correct label
+    """.split(),
+    "solution": """
+        solution generated_solution response completion messages.assistant conversations.assistant
+    """.split(),
 }
 # What stands in a cell without a value, as text and in lower case.
-EMPTY = "|[]|nan|none|null|n/a|#n/a|<na>|?".split("|")
+EMPTY = "|[]|{}|nan|none|null|n/a|#n/a|<na>|?".split("|")
+# Of a chat template; or messages as a text that is not JSON.
+TEMPLATE = r"<[|｜][^\s|｜]+[|｜]>|<start_of_turn>|\[INST\]|\nAssistant:|^\[\{'\w+': '"
 # Words in the path of a file, and the part of the data that they say. The last one decides.
 PARTS = {"train": "train", "test": "test"}
 PARTS |= dict.fromkeys("validation valid val dev".split(), "validation")
@@ -199,7 +213,8 @@ def task_of(argument: str) -> str:
     columns = spec.options
     if spec.name not in KNOWN:
         files = held_out_files(spec) or find_parts(spec)["train"]
-        columns = choose_columns(spec, *next(read_records(files[0])))
+        _, record = next(read_records(files[0]))
+        columns = choose_columns(spec, record)
     return programming.__name__ if "tests" in columns else mathematics.__name__
 
 
@@ -253,10 +268,13 @@ def read_source(spec: Spec) -> Source:
     if "validation" in spec.options:
         source.validation, notes = read_problems(spec, held_out_files(spec))
         source.notes += notes
-    columns = [spec.options.get("problem"), *LIKELY_COLUMNS["problem"]]
+    if parts[""] not in ([], parts["train"]):
+        source.notes.append(f"! other files say train, and not used is {parts[''][0]}")
     for path in parts["test"] + parts["validation"]:
         for _, record in read_records(path):
-            source.apart |= {one_spelling(str(record[key])) for key in columns if key in record}
+            with contextlib.suppress(ValueError):
+                text = asked(record, choose_columns(spec, record))
+                source.apart.add(one_spelling(text))
     return source
 
 
@@ -311,21 +329,27 @@ def read_problems(spec: Spec, files: list[Path]) -> tuple[list[Problem], list[st
     found, repeated, other, unusable = {}, [], [], []
     is_known = spec.name in KNOWN
     for path in files:
-        columns = None
+        columns = {}
         for place, record in read_records(path):
-            columns = columns or choose_columns(spec, place, record)
+            record = dict.fromkeys(columns.values()) | record  # what was there and is not
             try:
+                columns = choose_columns(spec, record)
                 problem = make_problem(record, columns, spec.instruction)
             except ValueError as error:
                 unusable.append(f"{place}: {error}")
-                if not is_known:
-                    raise ValueError(unusable[0]) from None
+                if not is_known and not isinstance(error, mathematics.NoAnswer):
+                    raise ValueError(unusable[-1]) from None
                 continue  # nobody here can mend it
             first = found.setdefault(problem.key, problem)
             if first is not problem:
                 repeated.append(place)
             if first.answer != problem.answer:
                 other.append(f"{place} has {problem.answer!r:.60}, and not {first.answer!r:.60}")
+    if len(unusable) > len(found) + len(repeated):
+        raise ValueError(
+            f"{len(unusable)} records cannot be used, the first: {unusable[0]}: name another column"
+            " by ,answer=COLUMN, or judge such answers in a task of your own"
+        )
     notes = []
     guesses = [f"{key}={column}" for key, column in columns.items() if key not in spec.options]
     if guesses and not is_known:
@@ -350,55 +374,112 @@ def read_problems(spec: Spec, files: list[Path]) -> tuple[list[Problem], list[st
 # --- problems -------------------------------------------------------------------------------------
 
 
-def choose_columns(spec: Spec, place: str, record: dict) -> dict[str, str]:
-    """The columns of the problem, and of the tests, the answer or the worked solution. The options
-    name them, or they are guessed. ValueError for a missing column."""
+def choose_columns(spec: Spec, record: dict) -> dict[str, str]:
+    """The columns of the problem, of its choices, passage and system prompt if it has any, and of
+    the tests, the answer or the worked solution. The options name them, or they are guessed, in
+    capitals or not. ValueError for a missing column."""
     columns, options = {}, spec.options
-    for key in ("problem", "tests", spec.wanted):
+    names = {re.sub(r"[^\w.]+", "_", name).lower(): name for name in record}
+    names |= {name: name for name in record}
+    for key in ("problem", *OPTIONAL, spec.wanted):
         if (key == "tests" and "answer" in options) or (key == "answer" and "tests" in columns):
             continue  # a problem has tests or an answer
         likely = [options[key]] if key in options else LIKELY_COLUMNS[key]
-        present = [column for column in likely if column in record]
+        present = [names[name] for name in likely if name in names]
+        if key in OPTIONAL:
+            present = [name for name in present if not is_empty(record[name])]
         if present:
             columns[key] = present[0]
-        elif key in options or key != "tests":
+        elif key in options or key not in OPTIONAL:
             raise ValueError(
-                f"{place}: no column {' or '.join(likely)} holds the {key}; the columns are"
+                f"no column {' or '.join(likely)} holds the {key}; the columns are"
                 f" {', '.join(record)}: add ,{key}=COLUMN to the argument of --data"
             )
     return columns
 
 
+def is_empty(value) -> bool:
+    return str(value).strip().casefold() in EMPTY
+
+
 def make_problem(record: dict, columns: dict[str, str], instruction: str | None) -> Problem:
     """The problem of a record. Raises ValueError if a column is empty, or if its form is not
     known."""
-    values = {key: record.get(column) for key, column in columns.items()}
+    values = {key: record[column] for key, column in columns.items()}
     for key, value in values.items():
-        if str(value).strip().casefold() in EMPTY:
+        if is_empty(value):
             raise ValueError(
                 f"column {columns[key]!r} is empty or holds {value!r}, which is no {key}: fill it"
                 " in, or remove the record"
             )
-        if key in ("problem", "solution") and not isinstance(value, str):
-            raise ValueError(f"column {columns[key]!r} holds no text but {value!r:.60}")
-    text = values["problem"]
+        if key in ("problem", "passage", "system", "solution") and not isinstance(value, str):
+            raise ValueError(
+                f"column {columns[key]!r} holds no text but {value!r:.60}: a {key} is one text, not"
+                " several turns, or an image"
+            )
+    text = asked(record, columns)
     text.encode()  # ValueError for half of a character, a lone surrogate
+    if marked := re.search(TEMPLATE, text):
+        raise ValueError(
+            f"{marked[0]!r} is of a chat template: give the bare problem, for the model's own"
+            " template is put around it"
+        )
     if "tests" in values:
         starter_code = record.get("starter_code")
         problem = programming.problem(text, values["tests"], starter_code, instruction)
     else:
         answer = values.get("answer", "none, but a solution")
+        if "choices" in values and "answer" in values:
+            answer = letter_of(answer, by_label(values["choices"]))
         problem = mathematics.problem(text, text_of(answer), instruction)
-    return replace(problem, answer=values.get("solution", problem.answer), text=text)
+    answer, system = values.get("solution", problem.answer), values.get("system")
+    return replace(problem, answer=answer, text=text, system=system)
+
+
+def asked(record: dict, columns: dict[str, str]) -> str:
+    """What a record asks: its passage, the problem, and its choices as lines such as A. 5."""
+    text = str(record[columns["problem"]])
+    if "passage" in columns:
+        text = f"{record[columns['passage']]}\n\n{text}"
+    if "choices" in columns:
+        choices = by_label(record[columns["choices"]]).values()
+        text += "".join(f"\n{letter}. {choice}" for letter, choice in zip(LETTERS, choices))
+    return text
+
+
+def by_label(choices) -> dict[str, object]:
+    """Choices by their labels: by letters if they are a list. ValueError for other forms."""
+    match choices:
+        case {"text": [*texts], "label": [*labels]}:
+            return dict(zip(labels, texts))
+        case [str() | int() | float(), *_]:
+            return dict(zip(LETTERS, choices))
+        case dict():
+            return choices
+    raise ValueError(f"choices are a list of texts, or a column for each, not {choices!r:.60}")
+
+
+def letter_of(answer, choices: dict[str, object]) -> str:
+    """The letter of a choice, of which the answer is the label, the text, or the index from 0.
+    ValueError if it is none."""
+    places = [i for i, choice in enumerate(choices.items()) if answer in choice]
+    if not places and str(answer) in map(str, range(len(choices))):
+        places = [int(answer)]
+    if len(places) != 1:
+        raise ValueError(f"the answer {answer!r:.60} is not one of the choices {choices}")
+    return LETTERS[places[0]]
 
 
 def text_of(answer) -> str:
-    """The text of an answer, which may be a text, a number, or a list of one of these. ValueError
+    """The text of an answer, which may be a text, a number, true, false, or one of these in
+    a list. ValueError
     for all others. A decimal is the one that was stored, if a program wrote all digits of its 64
     bits: 0.3 for 0.30000000000000004, and 1.3 for 1.2999999523162842, which had 32 bits before."""
     match answer:
-        case [alone]:
-            answer = alone
+        case [first, *others] if others.count(first) == len(others):
+            answer = first
+        case bool():
+            answer = str(answer).lower()
     if isinstance(answer, float) and answer.is_integer():
         answer = int(answer)
     if type(answer) not in (str, int, float):

@@ -1,13 +1,18 @@
-"""Records of JSONL, JSON, CSV and Parquet files, from a path or from the Hugging Face hub."""
+"""Records of JSONL, JSON, CSV and Parquet files, from a path or from the Hugging Face hub. What a
+column holds has a name of its own, as reward_model.ground_truth and messages.system."""
 
+import contextlib
 import csv
 import io
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 # The ends of names, and what is counted in such a file.
 FORMATS = {".jsonl": "line", ".json": "record", ".csv": "line", ".parquet": "record"}
+ROLES = {"human": "user", "gpt": "assistant"}
+CHOICE = r"(?i:option|choice|op)[ _]?[a-fA-F1-6]|[A-F]"  # the column of one choice
 
 
 def download(name: str, subsets: list[str]) -> Path:
@@ -44,7 +49,7 @@ def read_records(path: Path) -> Iterator[tuple[str, dict]]:
             if not isinstance(record, dict):
                 raise ValueError(f"{place} holds {record!r:.60}, no object with named columns")
             last = place
-            yield f"{path}, {place}", record
+            yield f"{path}, {place}", flat(record)
     except Exception as error:  # of many kinds: of the encoding, of JSON, CSV or Parquet
         raise ValueError(f"{path}, after {last}: no record in UTF-8, but {error}") from None
     if last == "its start":
@@ -61,12 +66,16 @@ def numbered_records(path: Path) -> Iterator[tuple[int, object]]:
         return
     text = path.read_text(encoding="utf-8-sig")
     lines = text.split("\n")
-    if path.suffix == ".jsonl":
+    if path.suffix == ".jsonl" or path.suffix == ".json" and "}\n{" in text:
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 yield number, json.loads(line)
     elif path.suffix == ".json":
-        yield from enumerate(json.loads(text), start=1)
+        records = json.loads(text)
+        if isinstance(records, dict):  # by their ids, or a list of them under a name
+            lists = [value for value in records.values() if isinstance(value, list)]
+            records = lists[0] if len(lists) == 1 else records.values()
+        yield from enumerate(records, start=1)
     else:
         csv.field_size_limit(2**30)
         # The one that the first line has most often.
@@ -79,3 +88,33 @@ def numbered_records(path: Path) -> Iterator[tuple[int, object]]:
                     f" that holds {separator!r}"
                 )
             yield reader.line_num, record
+
+
+def flat(record: dict) -> dict:
+    """A record with what its columns hold, beside them. Columns such as A, B and C, or option1 and
+    option2, are its `choices`."""
+    columns = {}
+    for name, value in record.items():
+        columns[name], parts = opened(value)
+        columns |= {f"{name}.{part}": inner for part, inner in flat(parts).items()}
+    lettered = [name for name, value in record.items() if value and re.fullmatch(CHOICE, name)]
+    if len(lettered) > 1:
+        columns["choices"] = {name[-1].upper(): record[name] for name in lettered}
+    return columns
+
+
+def opened(value) -> tuple[object, dict]:
+    """A value, read if it is the text of a list or an object, and what it holds by name. Messages
+    are what the user says, and hold what each role says: a text, if it is one turn."""
+    if isinstance(value, str) and value[:2] in ('["', "[{", '{"'):
+        with contextlib.suppress(ValueError):
+            value = json.loads(value)
+    said = {}
+    for turn in value if isinstance(value, list) else ():
+        match turn:
+            case {"role": role, "content": [{"text": text}] | text} | {"from": role, "value": text}:
+                role = ROLES.get(role, role)
+                said[role] = [said[role], text] if role in said else text
+    if said:
+        return said.get("user", said.get("assistant")), said
+    return value, value if isinstance(value, dict) else {}

@@ -215,16 +215,22 @@ def make_prompts(
     settings: Settings, path: str, model: PreTrainedModel, sources: list[Source]
 ) -> Prompts:
     """The prompts of these sources for the model, whose tokenizer lies at `path`. The first is
-    shown as the model gets it. ValueError if the prompts or the budgets do not suit the model."""
+    shown as the model gets it, with its answer. ValueError if the prompts or the budgets do not
+    suit the model."""
     tokenizer, recipe = load_tokenizer(path), settings.recipe
-    texts = [problem.prompt for source in sources for problem in source.train + source.validation]
+    problems = [problem for source in sources for problem in source.train + source.validation]
     decoding = make_decoding(tokenizer, settings, recipe.length_control, recipe.fp32_logits)
     refuse_few_problems(settings, sources)
     refuse_too_long(model, decoding.longest)
-    refuse_prompts(tokenizer, texts, settings)
-    ids = render(tokenizer, texts[0], settings.thinking, settings.system)
+    refuse_prompts(tokenizer, problems, settings)
+    first = problems[0]
+    system, reply = first.system_turn(settings.system), first.answer
+    ids = render(tokenizer, first.prompt, settings.thinking, system)
     ends = " or ".join(repr(tokenizer.decode([token])) for token in decoding.eos)
     say(f"The first prompt, as the model gets it: {tokenizer.decode(ids)!r}")
+    if first.task.endswith("mathematics"):
+        reply = rf"\boxed{{{first.answer}}}"
+    say(f"Its answer is {first.answer!r:.200}, and it would have to come as {reply!r:.200}.")
     say(f"A completion ends with {ends}, or after {decoding.longest_completion} tokens.")
     return Prompts(sources, tokenizer, decoding)
 

@@ -46,6 +46,19 @@ def write(path: Path, made: list[dict]) -> str:
     return str(path)
 
 
+def turn_of(role: str, content: str) -> str:
+    return json.dumps({"role": role, "content": content})
+
+
+SHORT = {
+    "Q": '"question": "Q"',
+    "S": turn_of("system", "S"),
+    "T": turn_of("user", "3 + 4?"),
+    "A": turn_of("assistant", r"It is 7, so \boxed{7}."),
+    "G": json.dumps({"from": "gpt", "value": "The answer is 7."}),
+}
+
+
 def load(argument: str, train: int | None = None, validation: int | None = None):
     (source,) = load_data([argument], train, validation)
     return source
@@ -117,7 +130,85 @@ def test_the_task_of_a_data_set_is_told_without_reading_it(tmp_path):
     assert task_of("arithmetic") == "data.tasks.arithmetic"
 
 
-# A file, its content with // for a line end, and words of the sentence beside its name.
+def as_written(content: str) -> str:
+    """The content of a file in the tables, with what is SHORT in it. // is a line end, and 8 7 are
+    two choices."""
+    long = re.sub(r"(?<=[\[{ ])[A-Z](?=[\],])", lambda letter: SHORT[letter[0]], content)
+    return long.replace(" 8 7", "//A. 8//B. 7").replace("//", "\n")
+
+
+# A file in a shape of public data sets, what is asked, and the answer.
+SHAPES = r"""
+a.jsonl | {Q, "choices": ["8", "7"], "answer": 1} | Q 8 7 | B
+a.jsonl | {Q, "options": ["8", "7"], "answer": "B", "answer_index": 1} | Q 8 7 | B
+a.json | [{Q, "choices": {"text": ["8", "7"], "label": ["1", "2"]}, "answerKey": "2"}] | Q 8 7 | B
+a.jsonl | {Q, "options": {"A": "8", "B": "7"}, "answer": "7", "answer_idx": "B"} | Q 8 7 | B
+a.csv | Question,A,B,C,Answer//Q,8,7,,B | Q 8 7 | B
+a.csv | question,option1,option2,answer//Q,8,7,2 | Q 8 7 | B
+a.csv | question,choices,answer//Q,"[""8"", ""7""]",1 | Q 8 7 | B
+a.jsonl | {Q, "choices": null, "context": "", "answer": "7"} | Q | 7
+a.jsonl | {Q, "passage": "P", "answer": true} | P////Q | true
+a.jsonl | {"article": "P", Q, "options": ["8", "7"], "answer": "B"} | P////Q 8 7 | B
+a.csv | context,question,answer//P,Q,False | P////Q | False
+a.json | {"version": 1, "data": [{"context": "P", Q, "answers": {"text": ["7", "7"]}}]} | P////Q | 7
+a.jsonl | {Q, "answer": "We add 3 and 4. The answer is 7."} | Q | 7
+a.jsonl | {Q, "answer": "**Answer:** 7.5 cm"} | Q | 7.5 cm
+a.jsonl | {"query": "Q", "response": "3 + 4 = 7\n#### 7\nThe answer is: 7"} | Q | 7
+a.jsonl | {"query": "Q", "response": "It is $\\boxed{7}$. The answer is: $7$. I hope."} | Q | 7
+a.jsonl | {Q, "solution": "So \\boxed{7}", "target": 0} | Q | 7
+a.jsonl | {Q, "answer": "It is 7.", "expected_answer": "7"} | Q | 7
+a.jsonl | {"Problem": "Q", "Final Answer": 7} | Q | 7
+a.csv | Problem Type,Question,Correct Answer//word,Q,7 | Q | 7
+a.json | {Q, "answer": "7"}//{"problem": "R", "answer": "8"} | Q | 7
+a.json | {//"1": {Q, "answer": "7"},//"2": {"problem": "R", "answer": "8"}} | Q | 7
+a.json | {"examples": [{Q, "answer": "7"}]} | Q | 7
+a.jsonl | {"prompt": [S, T], "reward_model": {"ground_truth": "7"}} | S: 3 + 4? | 7
+a.parquet | {"prompt": [T], "reward_model": {"ground_truth": "[\"7\"]"}} | 3 + 4? | 7
+a.jsonl | {"prompt": [T], "completion": [A]} | 3 + 4? | 7
+a.jsonl | {"messages": [S, T, A]} | S: 3 + 4? | 7
+a.jsonl | {Q, "messages": [T, A, T, A], "answer": "7"} | Q | 7
+a.jsonl | {"system": "S", "conversations": [{"from": "human", "value": "Q"}, G]} | S: Q | 7
+a.jsonl | {"prompt": [{"role": "user", "content": [{"text": "Q"}]}], "answer": 7} | Q | 7
+"""
+
+
+def test_every_shape_of_public_data_sets_is_read(tmp_path):
+    for name, content, text, answer in rows(SHAPES):
+        path, content = tmp_path / name, as_written(content)
+        path.write_text(content)
+        if path.suffix == ".parquet":
+            write(path, [json.loads(content)])
+        (problem, *_), _ = read(str(path), "")
+        asked = f"{problem.system}: " * (problem.system is not None) + problem.text
+        assert (asked, problem.answer) == (as_written(text), answer), content
+
+
+def test_choices_passages_and_messages_are_named_by_hand_and_held_out(tmp_path):
+    row = {"a": "Q", "b": [8, 7], "c": "P", "d": json.loads(as_written("[S, T, A]")), "e": "7"}
+    path = write(tmp_path / "a.jsonl", [row | {"e": 7}])
+    ((problem,), notes) = read(f"{path},problem=a,choices=b,passage=c,answer=e")
+    assert (problem.text, problem.answer, notes) == ("P\n\nQ\nA. 8\nB. 7", "B", [])
+    ((problem,), _) = read(f"{path},problem=d,answer=d.assistant")
+    assert (problem.text, problem.answer) == ("3 + 4?", "7")
+    spec = parse_spec(f"{path},problem=d,solution=d.assistant", wanted="solution")
+    ((problem,), _) = read_problems(spec, [Path(path)])
+    assert problem.answer == r"It is 7, so \boxed{7}."
+    made = [row | {"problem": "Which?", "choices": [str(i), "x"], "answer": 1} for i in range(99)]
+    apart = write(tmp_path / "apart.jsonl", made[:50])
+    source = load(f"{write(tmp_path / 'all.jsonl', made)},validation={apart}")
+    assert len(source.validation) == 50 and len(source.train) <= 49
+
+
+def test_records_without_an_answer_are_left_out_and_told(tmp_path):
+    made = [{"problem": f"Q{i}", "solution": rf"so \boxed{{{i}}}"} for i in range(3)]
+    made[1]["solution"] = "This is to be shown."
+    path = write(tmp_path / "a.jsonl", made)
+    problems, notes = read(path)
+    assert sorted(problem.answer for problem in problems) == ["0", "2"]
+    assert re.search(r"1 records .* left out, .*line 2: the answer 'This is to be shown", notes[-1])
+
+
+# A file, its content, and words of the sentence beside its name.
 BAD_FILES = r"""
 a.jsonl | // | holds no record
 a.csv | problem,answer// | holds no record
@@ -136,7 +227,22 @@ a.jsonl | {"problem": "x", "tests": "{}"} | line 1: .* tests
 a.jsonl | {"problem": "3?", "answer": "a \\boxed{3 b"} | line 1: .* that closes
 a.json | [{"problem": "x",//"answer": "ÿ"}] | 'utf-8' codec can't decode
 a.json | [{"problem": "x",//"answer" "y"}] | line 2 column
-a.json | {"problem": "x"} | record 1 holds 'problem', no object
+a.json | {"problem": "x"} | record 1 holds 'x', no object
+a.json | {"train": [{"problem": "x"}], "test": [{"problem": "y"}]} | record 1 holds \[
+a.json | {"problem": "x", "answer": "1"}//{"problem": "y"} | record 2: column 'answer' is empty
+a.jsonl | {"problem": "x", "choices": "A or B", "answer": "A"} | line 1: choices are a list of texts
+a.jsonl | {"problem": "x", "choices": ["3", "4"], "answer": 2} | the answer 2 is not one of
+a.jsonl | {"problem": "x", "options": ["3", "4"], "answer": "C"} | the answer 'C' is not one of
+a.jsonl | {"problem": "x", "context": {"title": ["a"]}, "answer": "1"} | 'context' holds no text
+a.jsonl | {"prompt": "<|user|>x<|assistant|>", "answer": "1"} | line 1: '<.user.>' is of a chat
+a.csv | prompt,answer//"[INST] x [/INST]",1 | line 2: '.INST.' is of a chat template
+a.csv | prompt,answer//"[{'role': 'user', 'content': 'x'}]",1 | .role.* is of a chat template
+a.jsonl | {"prompt": [T, T], "answer": "1"} | line 1: column 'prompt' holds no text .* several turns
+a.jsonl | {"messages": [T, A, T, A]} | line 1: column 'messages' holds no text .* several turns
+a.jsonl | {"prompt": [{"role": "user", "content": [{"type": "image"}]}], "answer": "1"} | an image
+a.jsonl | {"problem": "x", "answer": "It is even."} | 1 records cannot be used, .* line 1: .*text
+a.jsonl | {"problem": "x", "answer": "proof"} | 1 records cannot be used
+a.jsonl | {"problem": "x", "answer": ["a", "b"]} | line 1: an answer is a text or a number, not
 a.json | [{"problem": "x", "answer": "1"}, {"problem": "y"}] | record 2: column 'answer' is empty
 a.csv | problem,answer//x,1//y// | line 3: column 'answer' is empty .*: fill it in
 a.csv | problem,answer//x,1//y,1,2// | after line 2: .* more cells than columns.* holds ','
@@ -152,7 +258,7 @@ a.jsonl | {"problem": "x", "answer": "1"} | no problem for validation.* by ,vali
 def test_a_file_that_cannot_be_used_is_refused_with_its_place(tmp_path):
     for name, content, words in rows(BAD_FILES):
         path = tmp_path / name.partition(",")[0]
-        path.write_bytes(content.replace("//", "\n").encode("latin-1"))
+        path.write_bytes(as_written(content).encode("latin-1"))
         with pytest.raises(ValueError, match=words) as error:
             load(str(tmp_path / name))
         assert path.name in str(error.value), content

@@ -51,6 +51,7 @@ from core.rollouts import Report, Request, Rollout, SharedParameters, given_roll
 from core.settings import Sampling, model_path
 from core.torch_engine import TorchEngine
 from curve.flags import run_command
+from data import Problem
 from data.verify import Verdict
 from docs.make_base import make_tokenizer
 from machinery.evaluation import judge_all
@@ -189,6 +190,10 @@ def test_parameters_go_to_a_device_as_they_are_and_are_cast_there(models, monkey
 # --- texts ----------------------------------------------------------------------------------------
 
 
+def problems_of(*prompts: str) -> list[Problem]:
+    return [Problem(prompt, "2", "data.tasks.arithmetic") for prompt in prompts]
+
+
 def rollout_of(tokenizer, text, sampled=None, prompt="1") -> Rollout:
     """A rollout with this text and EOS."""
     tokens = [*tokenizer(text).input_ids, tokenizer.eos_token_id]
@@ -308,7 +313,7 @@ def test_a_model_that_cannot_be_used_is_refused_in_one_sentence(
             tokenizer.chat_template = changes
         make_decoding(tokenizer, Sampling(**(changes if file == "flags" else {})))
         prompt = changes if file == "prompts" else "<unk>"
-        refuse_prompts(tokenizer, ["1+1=", prompt, "2+2="], Sampling())
+        refuse_prompts(tokenizer, problems_of("1+1=", prompt, "2+2="), Sampling())
     assert "\n" not in str(refused.value) and str(refused.value).startswith("--")
 
 
@@ -316,7 +321,7 @@ def test_only_prompts_that_may_be_too_long_are_rendered_before_a_run(monkeypatch
     """And two of the others, so that a template that drops the prompt is found; and none at all."""
     tokenizer, asked = make_tokenizer(), set()
     monkeypatch.setattr("core.model.render", lambda *about: asked.add(about[1]) or render(*about))
-    prompts = [f"{i}+{i}=" for i in range(10_000)]
+    prompts = problems_of(*(f"{i}+{i}=" for i in range(10_000)))
     refuse_prompts(tokenizer, prompts, Sampling(prompt_budget=32))
     assert len(asked) == 3
     most = len(render(tokenizer, "9999+9999="))

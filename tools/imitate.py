@@ -70,7 +70,8 @@ def main(arguments: list[str]) -> int:
     examples, ends = [], end_tokens(tokenizer)
     eos = ends[0] if tokenizer.eos_token_id is None else tokenizer.eos_token_id
     for problem in source.train:
-        prompt = render(tokenizer, problem.prompt, command.thinking, command.system)
+        system = problem.system_turn(command.system)
+        prompt = render(tokenizer, problem.prompt, command.thinking, system)
         solution = tokenizer(problem.answer, add_special_tokens=False).input_ids
         solution = [*itertools.takewhile(lambda token: token not in ends, solution), eos]
         about = f"shorten the solution of {problem.prompt[:60]!r}, or remove it"

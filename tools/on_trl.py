@@ -33,13 +33,15 @@ def reward_function(
     recipe = settings.recipe
     decoding = make_decoding(tokenizer, settings, recipe.length_control)
     budgets = settings.thinking_budget[1], settings.answer_budget
-    of_template = settings.thinking, settings.system
     verifiers = VerifierPool(*settings.verifier_limits)
 
     def reward(number, held_out, completion_ids, log_metric, **_) -> list[float]:
         """The lists have a value for each completion of this process."""
         asked = [problems[i] for i in number]
-        prompts = [render(tokenizer, each.prompt, *of_template) for each in asked]
+        prompts = [
+            render(tokenizer, each.prompt, settings.thinking, each.system_turn(settings.system))
+            for each in asked
+        ]
         rollouts = [*map(given_rollout, prompts, completion_ids)]
         texts = completion_texts(tokenizer, decoding, rollouts)
         verdicts = dict(verifiers.judge([*zip(itertools.count(), asked, texts)]))
@@ -80,7 +82,7 @@ def make_trainer(
     tokenizer = load_tokenizer(model)
     rows = []
     for number, problem in enumerate(problems):
-        prompt = turns(tokenizer, problem.prompt, settings.system)
+        prompt = turns(tokenizer, problem.prompt, problem.system_turn(settings.system))
         rows.append({"prompt": prompt, "number": number, "held_out": number >= trained})
     parser = TrlParser(GRPOConfig)
     parser.set_defaults(**options)

@@ -52,6 +52,14 @@ NAMES = r"""(?xi) ^
 # Spaces, brackets, fractions, words and .0
 NO_LETTERS = r'(?x) "[^"]*" | \.0+\b | \\frac | [\s(){}[\]/*]'
 
+# What a worked solution says before its answer, and what ends the answer.
+SAYS_ANSWER = r"(?i)####|\banswer\b[\s*]*(?:is\b|[:=])[\s*:]*"
+ENDS_ANSWER = r"\.(?=\s+[A-Z]|\s*$)|\n"
+# A sentence: three words and a full stop, or two words and one of these; or what stands for none.
+PROSE = r"""(?xis) ^ (?: (?= .* \b(?:is|are|was|were|has|have|we|it|he|she|they)\b )
+    (?: .*? [^\W\d_]{2,} ){2} | (?: .*? [^\W\d_]{2,} ){3} .* [.!?] \s* $
+    | \s* (?: proof | not[ ]?found ) \s* $ )"""
+
 # Behind the letter of a choice: another letter, or a word that takes it back.
 HEDGED = r"""(?x) (?<![A-Za-z\\]) [A-Z] (?![A-Za-z])
     | \b(?: not | nor | neither | wrong | incorrect )\b"""
@@ -95,6 +103,10 @@ HUNDRED = number(100)
 INTERVAL = {"<": "()", r"\le": "[]"}  # the brackets of an interval by the signs at its ends
 
 
+class NoAnswer(ValueError):
+    """No answer can be taken from what a record says. Others of its file may have one."""
+
+
 def worded(text: str, instruction: str | None = None) -> str:
     """A problem as the model gets it. The instruction behind it is INSTRUCTION, unless the text
     asks for a box."""
@@ -104,20 +116,21 @@ def worded(text: str, instruction: str | None = None) -> str:
 
 
 def problem(text: str, answer: str, instruction: str | None = None) -> Problem:
-    """A problem with this text. The answer may be a bare one, or a worked solution that ends in
-    `#### answer` (GSM8K) or in \\boxed{answer} (MATH). Raises ValueError for a long text that is
-    neither, and for an empty answer."""
-    boxed = last_boxed(answer)
-    if "####" in answer:
-        answer = answer.rpartition("####")[2]
-    elif boxed is not None:
-        answer = boxed
-    elif len(answer) > LONGEST_ANSWER or "\\boxed" in answer:
-        raise ValueError(
-            "the answer is a long text without ####, or without a \\boxed{} that closes"
-        )
+    """A problem with this text. The answer may be a bare one, or a worked solution that says it: in
+    its last \\boxed{} (MATH), or behind the last `####` (GSM8K), `The answer is` or `Answer:`.
+    Raises NoAnswer for another sentence, and ValueError for an empty answer."""
+    boxed, (*before, last) = last_boxed(answer), re.split(SAYS_ANSWER, answer)
+    if before and (boxed is None or "####" in answer):
+        boxed, answer = None, re.split(ENDS_ANSWER, last.strip())[0]
+    answer = answer if boxed is None else boxed
     if not answer.strip():
         raise ValueError("the answer is empty")
+    is_long = len(answer) > LONGEST_ANSWER or boxed is None and "\\boxed" in answer
+    if is_long or boxed is None and re.search(PROSE, answer):
+        raise NoAnswer(
+            f"the answer {answer!r:.60} is a long text or a sentence, without ####, `The answer is`"
+            " or a \\boxed{} that closes, and no reply repeats it"
+        )
     return Problem(worded(text, instruction), answer.strip(), task="data.tasks.mathematics")
 
 
