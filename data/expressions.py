@@ -578,10 +578,14 @@ def form(tree) -> list[str]:
 
 
 def is_task(tree):
-    """Whether there is a fraction that reduces, or a product of sums or roots. The sides of an
-    equation may be written in any way."""
+    """Whether there is a fraction that reduces, a product of sums or roots, or a power of 0. The
+    sides of an equation may be written in any way."""
     return tree.kind != "relation" and (
-        tree.form == "unreduced" or factors(tree) > 1 or any(map(is_task, tree.parts))
+        tree.form == "unreduced"
+        or factors(tree) > 1
+        or tree.kind == "^"
+        and tree.parts[1] == number(0)
+        or any(map(is_task, tree.parts))
     )
 
 
@@ -627,15 +631,17 @@ def value(tree, point):
 def values_at_points(*trees):
     """Yields the values of the trees at six random points, or once if there are no letters. At the
     first point letters are complex numbers near positive ones: so roots have values. At the others
-    some are negative: so x is neither |x| nor the root of x^2. A point is left out if there is no
-    real value."""
+    some are negative: so x is neither |x| nor the root of x^2. Beside floors n and the like are
+    whole, and other letters at each second point. A point is left out if there is no real value."""
     rng, point = random.Random(0), {}
     names = sorted(letters(Tree("list", trees)))
     has_steps = any(r"\floor" in operations(tree) for tree in trees)  # alike at most points
     for k in range((200 if has_steps else 6) if names else 1):
         for name in names:
             point[name] = mp.mpf(rng.uniform(-10, 10))
-            if k == 0:
+            if has_steps and (k % 2 or name in [*"ijklmn"]):
+                point[name] = mp.nint(point[name])
+            elif k == 0:
                 point[name] = mp.mpc(rng.uniform(0.1, 10), rng.uniform(0, 0.1))
         try:
             yield [value(tree, point) for tree in trees]

@@ -46,14 +46,14 @@ OPTIONS = "problem choices passage answer tests solution subset validation".spli
 OPTIONAL = "choices passage system tests".split()
 LIKELY_COLUMNS = {  # guessed in this order
     "problem": "problem question prompt query question_stem messages conversations".split(),
-    "choices": "choices options".split(),
-    "passage": "passage context article".split(),
+    "choices": "choices options endings".split(),
+    "passage": "passage context article body".split(),
     "system": "prompt.system messages.system conversations.system system".split(),
     "tests": "tests test_cases".split(),
     "answer": """
-        final_answer ground_truth reward_model.ground_truth expected_answer answer correct_answer
-        answerkey answers.text solution target response completion messages.assistant
-        conversations.assistant correct label
+        final_answer ground_truth reward_model.ground_truth expected_answer answer.value answer
+        correct_answer answerkey correct_option cop answers.text answers_spans.spans solution target
+        response completion messages.assistant conversations.assistant correct
     """.split(),
     "solution": """
         solution generated_solution response completion messages.assistant conversations.assistant
@@ -61,8 +61,8 @@ LIKELY_COLUMNS = {  # guessed in this order
 }
 # What stands in a cell without a value, as text and in lower case.
 EMPTY = "|[]|{}|nan|none|null|n/a|#n/a|<na>|?".split("|")
-# Of a chat template; or messages as a text that is not JSON.
-TEMPLATE = r"<[|｜][^\s|｜]+[|｜]>|<start_of_turn>|\[INST\]|\nAssistant:|^\[\{'\w+': '"
+# Of a chat template; messages as a text that is not JSON; or an image.
+TEMPLATE = r"<image>|<[|｜][^\s|｜]+[|｜]>|<start_of_turn>|\[INST\]|\nAssistant:|^\[\{'\w+': '"
 # Words in the path of a file, and the part of the data that they say. The last one decides.
 PARTS = {"train": "train", "test": "test"}
 PARTS |= dict.fromkeys("validation valid val dev".split(), "validation")
@@ -421,7 +421,7 @@ def make_problem(record: dict, columns: dict[str, str], instruction: str | None)
     text.encode()  # ValueError for half of a character, a lone surrogate
     if marked := re.search(TEMPLATE, text):
         raise ValueError(
-            f"{marked[0]!r} is of a chat template: give the bare problem, for the model's own"
+            f"{marked[0]!r} is no part of a problem: give its bare text, for the model's own chat"
             " template is put around it"
         )
     if "tests" in values:
@@ -443,7 +443,8 @@ def asked(record: dict, columns: dict[str, str]) -> str:
         text = f"{record[columns['passage']]}\n\n{text}"
     if "choices" in columns:
         choices = by_label(record[columns["choices"]]).values()
-        text += "".join(f"\n{letter}. {choice}" for letter, choice in zip(LETTERS, choices))
+        for letter, choice in zip(LETTERS, choices):
+            text += f"\n{letter}. " + re.sub(rf"^\(?{letter}[).:] ?", "", str(choice))
     return text
 
 
@@ -462,7 +463,11 @@ def by_label(choices) -> dict[str, object]:
 def letter_of(answer, choices: dict[str, object]) -> str:
     """The letter of a choice, of which the answer is the label, the text, or the index from 0.
     ValueError if it is none."""
-    places = [i for i, choice in enumerate(choices.items()) if answer in choice]
+    places = [
+        i
+        for i, (label, choice) in enumerate(choices.items())
+        if str(answer) == label or answer == choice
+    ]
     if not places and str(answer) in map(str, range(len(choices))):
         places = [int(answer)]
     if len(places) != 1:

@@ -147,7 +147,11 @@ a.csv | Question,A,B,C,Answer//Q,8,7,,B | Q 8 7 | B
 a.csv | question,option1,option2,answer//Q,8,7,2 | Q 8 7 | B
 a.csv | question,choices,answer//Q,"[""8"", ""7""]",1 | Q 8 7 | B
 a.jsonl | {Q, "choices": null, "context": "", "answer": "7"} | Q | 7
+a.jsonl | {Q, "options": ["A)8", "B) 7"], "correct": "B"} | Q 8 7 | B
+a.jsonl | {Q, "opa": "8", "opb": "7", "cop": 1} | Q 8 7 | B
+a.jsonl | {"prompt": "Q", "Option 1": "8", "Option 2": "7", "answer": 2} | Q 8 7 | B
 a.jsonl | {Q, "passage": "P", "answer": true} | P////Q | true
+a.jsonl | {"Body": "P", "Question": "Q", "Answer": 7.0} | P////Q | 7
 a.jsonl | {"article": "P", Q, "options": ["8", "7"], "answer": "B"} | P////Q 8 7 | B
 a.csv | context,question,answer//P,Q,False | P////Q | False
 a.json | {"version": 1, "data": [{"context": "P", Q, "answers": {"text": ["7", "7"]}}]} | P////Q | 7
@@ -234,9 +238,10 @@ a.jsonl | {"problem": "x", "choices": "A or B", "answer": "A"} | line 1: choices
 a.jsonl | {"problem": "x", "choices": ["3", "4"], "answer": 2} | the answer 2 is not one of
 a.jsonl | {"problem": "x", "options": ["3", "4"], "answer": "C"} | the answer 'C' is not one of
 a.jsonl | {"problem": "x", "context": {"title": ["a"]}, "answer": "1"} | 'context' holds no text
-a.jsonl | {"prompt": "<|user|>x<|assistant|>", "answer": "1"} | line 1: '<.user.>' is of a chat
-a.csv | prompt,answer//"[INST] x [/INST]",1 | line 2: '.INST.' is of a chat template
-a.csv | prompt,answer//"[{'role': 'user', 'content': 'x'}]",1 | .role.* is of a chat template
+a.jsonl | {"prompt": "<|user|>x<|assistant|>", "answer": "1"} | line 1: '<.user.>' is no part
+a.jsonl | {"problem": "<image>x", "images": [], "answer": "1"} | '<image>' is no part of a problem
+a.csv | prompt,answer//"[INST] x [/INST]",1 | line 2: '.INST.' is no part of a problem
+a.csv | prompt,answer//"[{'role': 'user', 'content': 'x'}]",1 | .role.* is no part of a problem
 a.jsonl | {"prompt": [T, T], "answer": "1"} | line 1: column 'prompt' holds no text .* several turns
 a.jsonl | {"messages": [T, A, T, A]} | line 1: column 'messages' holds no text .* several turns
 a.jsonl | {"prompt": [{"role": "user", "content": [{"type": "image"}]}], "answer": "1"} | an image
