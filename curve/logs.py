@@ -13,7 +13,7 @@ import csv
 import json
 import re
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -113,12 +113,15 @@ def read_log(path: str | Path, **choices) -> list[Series]:
         raise ValueError(f"{path}: no log of a known name in this folder: name the file of the log")
     name = path.absolute().name.removesuffix(".jsonl")
     try:
-        records = event_records(path) if "tfevents" in log.name else text_records(log)
+        left_out = []
+        is_events = "tfevents" in log.name
+        records = event_records(path) if is_events else text_records(log, left_out)
         rows, kind = chosen_rows([*map(row_of, records)], reading.where)
-        return [
+        curves = [
             curve_of(rows, y if reading.y else name, y, reading, kind)
             for y in pass_rates(rows, reading, kind)
         ]
+        return [replace(curve, notes=(*curve.notes, *left_out)) for curve in curves]
     except (ValueError, csv.Error, RecursionError, ImportError) as error:
         raise ValueError(f"{log}: {error}") from None
 
@@ -138,30 +141,52 @@ def natural_order(path: Path) -> str:
 # --- 2. Rows --------------------------------------------------------------------------------------
 
 
-def text_records(log: Path) -> list[dict]:
+def text_records(log: Path, left_out: list[str]) -> list[dict]:
     """The records in a text, without a last line of JSON that is half or a last row that lacks
-    values: a run is writing it. The first line tells the format."""
+    values: a run is writing it. The first line tells the format. Sentences about lines that cannot
+    be read are added to `left_out`. ValueError if there are many."""
     text = read_text(log)
-    lines = [line for line in text.split("\n") if line.strip() and not line.startswith("#")]
+    if text.count("\ufffd") > len(text) / 100:
+        raise ValueError("the file is no text")
+    lines = {
+        i: line for i, line in enumerate(text.split("\n"), 1) if line.strip() and line[0] != "#"
+    }
     if not lines:
         raise ValueError("the file is empty: the run has logged nothing yet")
     is_whole = text.endswith(("\n", "}"))
-    first = lines[0].strip()
-    if first[0] in "{[":
-        if first[-1] == "}" and len(lines) > 1:  # JSON lines
-            text = ",\n".join(lines if is_whole else lines[:-1]).join("[]")
-        return json_records(text)
+    first, *others = lines.values()
+    if first.strip()[0] in "{[":
+        if first.strip()[-1] != "}" or not others:
+            return json_records(json.loads(text))
+        if not is_whole:
+            lines.popitem()
+        return json_records(line_records(lines, left_out))
     text = text.replace(" test_score", " val/test_score")  # verl's first validation
     of_verl = re.findall(r"\bstep:\d+ - .*", text)
     if of_verl:
         return [dict(re.findall(VERL_PAIR, line)) for line in of_verl]
-    return table_records(lines, is_whole)
+    return table_records([first, *others], is_whole)
 
 
-def json_records(text: str) -> list[dict]:
+def line_records(lines: dict[int, str], left_out: list[str]) -> list:
+    """What lines of JSON hold, by their numbers. One in a hundred may be broken, and any that has
+    zero bytes, as a full disk leaves it."""
+    found, broken = [], []
+    for number, line in lines.items():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            sentence = f"line {number} is no JSON: {line[:40]!r}"
+            left_out.append(f"! left out: {sentence}")
+            broken += [sentence] * ("\0" not in line)
+    if len(broken) > len(lines) / 100:
+        raise ValueError(broken[0])
+    return found
+
+
+def json_records(document) -> list[dict]:
     """The records in a list, or in the lists of an object, such as a trainer_state.json. The name
     of a list may say that its records are validations. An object without lists is a record."""
-    document = json.loads(text)
     lists = document if isinstance(document, dict) else {"": document}
     in_lists = [
         {"kind": name} | record
@@ -414,7 +439,7 @@ def points_of_one_curve(
     notes = []
     for name in columns_of(rows):
         groups = groups_of(rows, name)
-        if name == y or not 1 < len(groups) <= len(rows) // 2:
+        if name in (y, "session") or not 1 < len(groups) <= len(rows) // 2:
             continue
         told = f"by {name}: {', '.join(groups)}; choose one with --where {name}=X"
         each_rises = all(rises([row[x] for row in group]) for group in groups.values())
