@@ -430,7 +430,7 @@ def make_problem(record: dict, columns: dict[str, str], instruction: str | None)
     else:
         answer = values.get("answer", "none, but a solution")
         if "choices" in values and "answer" in values:
-            answer = letter_of(answer, by_label(values["choices"]))
+            answer = letter_of(answer, choices_of(values["choices"]))
         problem = mathematics.problem(text, text_of(answer), instruction)
     answer, system = values.get("solution", problem.answer), values.get("system")
     return replace(problem, answer=answer, text=text, system=system)
@@ -442,37 +442,33 @@ def asked(record: dict, columns: dict[str, str]) -> str:
     if "passage" in columns:
         text = f"{record[columns['passage']]}\n\n{text}"
     if "choices" in columns:
-        choices = by_label(record[columns["choices"]]).values()
-        for letter, choice in zip(LETTERS, choices):
+        for letter, choice in zip(LETTERS, choices_of(record[columns["choices"]]).values()):
             text += f"\n{letter}. " + re.sub(rf"^\(?{letter}[).:] ?", "", str(choice))
     return text
 
 
-def by_label(choices) -> dict[str, object]:
-    """Choices by their labels: by letters if they are a list. ValueError for other forms."""
-    match choices:
+def choices_of(value) -> dict:
+    """Choices by their labels: by their indices from 0 if they are a list. ValueError for other
+    forms."""
+    match value:
         case {"text": [*texts], "label": [*labels]}:
             return dict(zip(labels, texts))
         case [str() | int() | float(), *_]:
-            return dict(zip(LETTERS, choices))
+            return dict(enumerate(value))
         case dict():
-            return choices
-    raise ValueError(f"choices are a list of texts, or a column for each, not {choices!r:.60}")
+            return value
+    raise ValueError(f"choices are a list of texts, or a column for each, not {value!r:.60}")
 
 
-def letter_of(answer, choices: dict[str, object]) -> str:
-    """The letter of a choice, of which the answer is the label, the text, or the index from 0.
-    ValueError if it is none."""
-    places = [
-        i
-        for i, (label, choice) in enumerate(choices.items())
-        if str(answer) == label or answer == choice
-    ]
-    if not places and str(answer) in map(str, range(len(choices))):
-        places = [int(answer)]
-    if len(places) != 1:
-        raise ValueError(f"the answer {answer!r:.60} is not one of the choices {choices}")
-    return LETTERS[places[0]]
+def letter_of(answer, choices: dict) -> str:
+    """The letter of the choice that an answer names by its label, text, letter, or index from 0.
+    ValueError if there is none."""
+    number = len(choices)
+    names = [*choices, *choices.values(), *LETTERS[:number], *map(str, range(number))]
+    for name in (answer, str(answer)):
+        if name in names:
+            return LETTERS[names.index(name) % number]
+    raise ValueError(f"the answer {answer!r:.60} is not one of the choices {choices}")
 
 
 def text_of(answer) -> str:

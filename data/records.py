@@ -97,10 +97,12 @@ def flat(record: dict) -> dict:
     for name, value in record.items():
         columns[name], parts = opened(value)
         columns |= {f"{name}.{part}": inner for part, inner in flat(parts).items()}
-    lettered = [name for name, value in record.items() if value and re.fullmatch(CHOICE, name)]
-    if len(lettered) > 1:
-        columns["choices"] = {name[-1].upper(): record[name] for name in lettered}
-    return columns
+    choices = {
+        name[-1].upper(): value
+        for name, value in record.items()
+        if value and re.fullmatch(CHOICE, name)
+    }
+    return columns | {"choices": choices} if len(choices) > 1 else columns
 
 
 def opened(value) -> tuple[object, dict]:

@@ -488,6 +488,9 @@ def test_any_data_set_of_the_hub_and_any_folder_can_be_named(hub, tmp_path):
     assert load(f"{folder}/test/train.jsonl,validation={folder}").validation == by_its_word
     write(folder / "a-test" / "a.jsonl", records(10, start=200))
     assert load_evaluation(str(folder), 10).validation[0].answer > "200", "test before val"
+    write(folder / "train" / "a.jsonl", records(40))
+    write(folder / "algebra.jsonl", records(40, start=100))
+    assert re.search(r"not used is .*algebra\.jsonl", load(str(folder)).notes[-1])
     with pytest.raises(ValueError, match="no file of records below other/"):
         load(f"{folder},subset=other")
 

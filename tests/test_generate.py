@@ -48,13 +48,14 @@ from core.model import (
     render,
 )
 from core.rollouts import Report, Request, Rollout, SharedParameters, given_rollout
-from core.settings import Sampling, model_path
+from core.settings import Sampling, model_path, parse, read_sources
 from core.torch_engine import TorchEngine
 from curve.flags import run_command
 from data import Problem
 from data.verify import Verdict
 from docs.make_base import make_tokenizer
 from machinery.evaluation import judge_all
+from machinery.run import make_prompts
 from tools import imitate
 
 # --- the engine -----------------------------------------------------------------------------------
@@ -244,6 +245,25 @@ def test_an_eos_that_a_tokenizer_appends_does_not_end_the_prompt():
     tokenizer.backend_tokenizer.post_processor = appends
     assert tokenizer("1+2=").input_ids == [*plain, tokenizer.eos_token_id]
     assert render(tokenizer, "1+2=") == plain
+
+
+def test_the_system_turn_of_the_data_is_used_and_the_answer_is_shown(chat_models, tmp_path, capsys):
+    turns = [{"role": role, "content": f"{role} I"} for role in ("system", "user")]
+    lines = [json.dumps({"prompt": turns, "answer": "2"}).replace("I", str(i)) for i in range(300)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    path, said = chat_models["qwen3"], []
+    for more in ("", "--system none"):
+        flags = (
+            f"--model {path} --data {tmp_path}/a.jsonl --defaults toy --prompt-budget 300 {more}"
+        )
+        settings = parse(
+            [*flags.split(), "--thinking-budget", "2", "3", "--end-of-thinking", "</think>"]
+        )
+        make_prompts(settings, path, load_model(path), read_sources(settings))
+        said.append(capsys.readouterr().err)
+    assert re.search(r"<\|im_start\|>system\\nsystem (\d+)<\|im_end\|>.*user\\nuser \1\\n", said[0])
+    assert r"Its answer is '2', and it would have to come as '\\boxed{2}'." in said[0]
+    assert "<|im_start|>system\\nnone<|im_end|>" in said[1]
 
 
 def test_a_prompt_is_worded_as_the_data_are_and_follows_the_system_prompt(
