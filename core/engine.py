@@ -244,6 +244,7 @@ class EngineSettings:
     engine: str = "torch"  # or vllm
     # Share of each GPU that vLLM takes for weights and cache. None: what is free when it starts.
     memory: float | None = None
+    vllm_options: str = "{}"  # more of vLLM's EngineArgs, in JSON
     may_halve: bool = False  # whether TorchEngine may have fewer slots, if these do not fit
 
 
@@ -274,6 +275,7 @@ def engine_settings(
         decoding=decoding,
         engine=engine,
         memory=settings.generator_memory,
+        vllm_options=settings.vllm_options,
         may_halve=settings.slots is None and not on_cpu,
     )
 

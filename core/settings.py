@@ -94,6 +94,9 @@ class Sampling:
     generator_memory: float | None = option(
         None, "share of a GPU that vLLM takes; by default what is free, .9 at most"
     )
+    vllm_options: str = option(
+        "{}", """more of vLLM's EngineArgs, in JSON: {"enforce_eager": true} compiles nothing"""
+    )
     threads: int = option(
         0,
         "CPU threads of each process; 0: the cores, shared evenly by those that compute at once"

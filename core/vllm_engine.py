@@ -12,6 +12,7 @@ and sharded, to its device. So the trainer writes and goes on. With vLLM's own w
 would wait for all generators.
 """
 
+import json
 import os
 import pickle
 from multiprocessing.reduction import ForkingPickler
@@ -163,7 +164,6 @@ def make_llm_engine(settings: EngineSettings, prompt_tokens: int):
             },
             dtype=settings.dtype,
             tensor_parallel_size=len(settings.devices),
-            enforce_eager=on_cpu,
             max_model_len=decoding.longest,
             max_num_seqs=settings.slots,
             max_num_batched_tokens=prompt_tokens + settings.slots * tokens_of_a_slot,
@@ -173,6 +173,8 @@ def make_llm_engine(settings: EngineSettings, prompt_tokens: int):
             enable_prefix_caching=True,
             async_scheduling=False,
             logprobs_mode="processed_logprobs",
+            # None of the above: a second value is an error.
+            **{"enforce_eager": on_cpu} | json.loads(settings.vllm_options),
         )
         config = arguments.create_engine_config()
         if not on_cpu:

@@ -366,7 +366,8 @@ def test_on_a_gpu_vllm_sizes_its_own_cache(monkeypatch, asked, free, share):
     arguments = Mock(side_effect=ValueError)
     monkeypatch.setattr("vllm.EngineArgs", arguments)
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (free, 80))
-    chosen = Settings(engine="vllm", slots=77, generator_memory=asked)
+    options = '{"attention_backend": "TRITON_ATTN"}'
+    chosen = Settings(engine="vllm", slots=77, generator_memory=asked, vllm_options=options)
     settings = engine_settings(chosen, ("cuda:0",), "model", decoding())
     with pytest.raises(NoEngine):
         vllm_engine.make_llm_engine(settings, 8192)
@@ -374,6 +375,7 @@ def test_on_a_gpu_vllm_sizes_its_own_cache(monkeypatch, asked, free, share):
     assert given["gpu_memory_utilization"] == share
     assert given["max_num_seqs"] == 77 and given["kv_cache_memory_bytes"] is None
     assert not given["enforce_eager"] and given["dtype"] == torch.bfloat16
+    assert given["attention_backend"] == "TRITON_ATTN"
 
 
 @vllm_alone
