@@ -53,15 +53,17 @@ def project(folder: Path, **faults: str) -> Path:
 
 def apply(page: str, folder: Path) -> None:
     """Make the changes to files of a project that a page of docs/ shows as diffs, each with the
-    name of its file."""
+    name of its file, but those that the project has already."""
     text_of_page = (ROOT / "docs" / page).read_text()
     for name, change in re.findall(r"(?s)```diff\n@@ (\S+) @@\n(.*?)```", text_of_page):
         file = folder / name
         old = "".join(re.findall(r"(?m)^[- ](.*\n)", change))
         new = "".join(re.findall(r"(?m)^[+ ](.*\n)", change))
+        added = "".join(re.findall(r"(?m)^\+(.*\n)", change))
         text = file.read_text()
-        assert text.count(old) == 1, f"{file} has not exactly once:\n{old}"
-        file.write_text(text.replace(old, new))
+        if added not in text:
+            assert text.count(old) == 1, f"{file} has not exactly once:\n{old}"
+            file.write_text(text.replace(old, new))
 
 
 SERVER = multiprocessing.get_context("forkserver")  # a process that has made the imports, and forks

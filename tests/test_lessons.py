@@ -15,7 +15,6 @@ import pytest
 import steps
 from faults import ROOT, apply, log, project
 
-import loss
 from core import policy
 
 FOLDER = ROOT / "docs" / "lessons"
@@ -62,27 +61,29 @@ def test_each_patch_applies_and_is_in_a_lesson(patch):
 
 
 def test_the_entropy_bonus_and_the_kl_do_what_their_page_says(models, tmp_path, monkeypatch):
-    """The entropy bonus is in the loss and in the gradient, and the KL to the model that the
-    settings name is above 0. With means over tokens the weighted mean of the entropy is the logged
-    one."""
+    """Off, they change nothing. The entropy bonus is in the loss and in the gradient, and the KL to
+    the model that the settings name is above 0. With means over tokens the weighted mean of the
+    entropy is the logged one."""
     apply("data.md", project(tmp_path))
     for name in ("loss", "train"):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.syspath_prepend(tmp_path)
     changed = importlib.import_module("train")
     lines = []
-    for reference in ("llama", "llama", "qwen3"):  # the first run is without the changes
-        settings = steps.settings(recipe=loss.Recipe(aggregation="token"), model=models[reference])
-        folder = tmp_path / str(len(lines))
+    for reference, *factors in (("llama",), ("llama", 0, 0), ("llama", 0.001, 1), ("qwen3", 0, 1)):
+        named = dict(zip(("entropy_bonus", "kl_factor"), factors))
+        recipe = changed.loss.Recipe(aggregation="token", **named)
+        settings, folder = steps.settings(recipe=recipe, model=models[reference]), tmp_path / "run"
         steps.train_on(settings, models["llama"], [steps.batch_of_groups()], folder)
         lines += log(folder, "train")
+        # The first run was without the changes.
         monkeypatch.setattr(steps.train, "train", changed.train)
         monkeypatch.setattr(policy, "loss", changed.loss)
-    plain, same, other = (line["loss"] for line in lines)
-    assert same == pytest.approx(plain - 0.001 * lines[0]["entropy"], rel=1e-4)
-    assert other > same + 1e-4
+    plain, off, bonus, far = (line["loss"] for line in lines)
+    assert off == plain and far > plain + 1e-4
+    assert bonus == pytest.approx(plain - 0.001 * lines[0]["entropy"], rel=1e-4)
     norm = pytest.approx(lines[0]["gradient_norm"], rel=1e-5)
-    assert lines[1]["gradient_norm"] != norm
+    assert lines[1]["gradient_norm"] == norm != lines[2]["gradient_norm"]
 
 
 # --- the commands, as they are printed ------------------------------------------------------------

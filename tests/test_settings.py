@@ -151,7 +151,7 @@ def test_help_shows_the_values_of_the_presets_and_those_of_the_recipe_that_is_na
         run_train([*flags.split(), "--help"])
     shown = " ".join(capsys.readouterr().out.split())
     for name, value in zip(
-        ("--asynchrony TEXT", "--loss cispo", "--learning-rate None"), values.split()
+        ("--asynchrony TEXT", r"--loss \w+\|", "--learning-rate None"), values.split()
     ):
         assert re.search(rf"{name}.*?default: (.*?)\)", shown)[1] == value
     assert "norm; paper: 1.0; small: 1.0; short: 1.0 (default: " in shown

@@ -113,7 +113,8 @@ def test_ppo_off_policy_k_trains_k_steps_on_what_one_policy_sampled(tmp_path):
     )
     flags = "--steps 6 --validation-every 2 --asynchrony ppo-3 --learning-rate 3e-3"
     apply("data.md", project(tmp_path, core__rollouts=slow))
-    folder, _ = run(tmp_path, *flags.split(), "--loss", "reinforce")
+    flags += " --loss reinforce --entropy-bonus 1e-3 --kl-factor 1e-3"
+    folder, _ = run(tmp_path, *flags.split())
     check_log(folder, steps=6, validation_every=2)
     steps = log(folder, "train")
     assert json.loads((folder / "config.json").read_text())["recipe"]["loss"] == "reinforce"
