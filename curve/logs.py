@@ -13,7 +13,7 @@ import csv
 import json
 import re
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -117,11 +117,10 @@ def read_log(path: str | Path, **choices) -> list[Series]:
         is_events = "tfevents" in log.name
         records = event_records(path) if is_events else text_records(log, left_out)
         rows, kind = chosen_rows([*map(row_of, records)], reading.where)
-        curves = [
-            curve_of(rows, y if reading.y else name, y, reading, kind)
+        return [
+            curve_of(rows, y if reading.y else name, y, reading, kind, left_out)
             for y in pass_rates(rows, reading, kind)
         ]
-        return [replace(curve, notes=(*curve.notes, *left_out)) for curve in curves]
     except (ValueError, csv.Error, RecursionError, ImportError) as error:
         raise ValueError(f"{log}: {error}") from None
 
@@ -386,8 +385,10 @@ def rises(values) -> bool:
 # --- 4. A curve of two columns --------------------------------------------------------------------
 
 
-def curve_of(rows: list[dict], name: str, y: str, reading: Reading, kind: str) -> Series:
-    """The curve of the pass rate y. kind: of the records."""
+def curve_of(
+    rows: list[dict], name: str, y: str, reading: Reading, kind: str, left_out: list[str]
+) -> Series:
+    """The curve of the pass rate y. kind: of the records. left_out: notes about others."""
     rows = [row for row in rows if y in row]
     columns = columns_of(rows)
     x = reading.x or best_compute(columns)
@@ -427,7 +428,7 @@ def curve_of(rows: list[dict], name: str, y: str, reading: Reading, kind: str) -
             f"! the scale of {y} is not known: A is a pass rate only if a right answer pays 1, and "
             "a wrong one 0"
         )
-    return Series(name, compute, rates, x, y, answers, (read, *notes))
+    return Series(name, compute, rates, x, y, answers, (read, *notes, *left_out))
 
 
 def points_of_one_curve(

@@ -272,9 +272,11 @@ def read_source(spec: Spec) -> Source:
         source.notes.append(f"! other files say train, and not used is {parts[''][0]}")
     for path in parts["test"] + parts["validation"]:
         for _, record in read_records(path):
-            with contextlib.suppress(ValueError):
-                text = asked(record, choose_columns(spec, record))
-                source.apart.add(one_spelling(text))
+            for options in ({}, spec.options):  # its columns may have other names
+                alone = replace(spec, options=options, wanted="problem")
+                with contextlib.suppress(ValueError):
+                    text = asked(record, choose_columns(alone, record))
+                    source.apart.add(one_spelling(text))
     return source
 
 

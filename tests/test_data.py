@@ -302,7 +302,9 @@ def test_no_command_evaluates_on_what_another_one_trains_on(tmp_path, squares):
     pytest.importorskip("reasoning_gym")
     made = [row | {"solution": row["answer"]} for row in records(300)]
     write(tmp_path / "parts" / "train.jsonl", made[:200])
+    unanswered = [{"Question": row["problem"]} for row in made[150:]]
     write(tmp_path / "parts" / "test.jsonl", made[150:])
+    write(tmp_path / "parts" / "valid.jsonl", unanswered)
     apart, file = write(tmp_path / "apart.csv", made[:40]), write(tmp_path / "all.csv", made)
     names = [file, str(tmp_path / "parts"), f"{file},validation={apart}", "squares", "arithmetic"]
     names += ["gym:tower_of_hanoi", "gym:prime_factorization,max_value=300", "gym:products"]
