@@ -454,12 +454,12 @@ def choices_of(value) -> dict:
     forms."""
     match value:
         case {"text": [*texts], "label": [*labels]}:
-            return dict(zip(labels, texts))
+            value = dict(zip(labels, texts))
         case [str() | int() | float(), *_]:
-            return dict(enumerate(value))
-        case dict():
-            return value
-    raise ValueError(f"choices are a list of texts, or a column for each, not {value!r:.60}")
+            value = dict(enumerate(value))
+    if not isinstance(value, dict) or len(value) > len(LETTERS):
+        raise ValueError(f"choices are a list of texts, or a column for each, not {value!r:.60}")
+    return value
 
 
 def letter_of(answer, choices: dict) -> str:
@@ -468,7 +468,7 @@ def letter_of(answer, choices: dict) -> str:
     number = len(choices)
     names = [*choices, *choices.values(), *LETTERS[:number], *map(str, range(number))]
     for name in (answer, str(answer)):
-        if name in names:
+        if name in names and name is not True and name is not False:
             return LETTERS[names.index(name) % number]
     raise ValueError(f"the answer {answer!r:.60} is not one of the choices {choices}")
 

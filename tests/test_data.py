@@ -148,6 +148,7 @@ a.csv | question,option1,option2,answer//Q,8,7,2 | Q 8 7 | B
 a.csv | question,choices,answer//Q,"[""8"", ""7""]",1 | Q 8 7 | B
 a.jsonl | {Q, "choices": null, "context": "", "answer": "7"} | Q | 7
 a.jsonl | {Q, "options": ["A)8", "B) 7"], "correct": "B"} | Q 8 7 | B
+a.jsonl | {Q, "choices": ["True", "False"], "answer": true} | Q//A. True//B. False | A
 a.jsonl | {Q, "opa": "8", "opb": "7", "cop": 1} | Q 8 7 | B
 a.jsonl | {"prompt": "Q", "Option 1": "8", "Option 2": "7", "answer": 2} | Q 8 7 | B
 a.jsonl | {Q, "passage": "P", "answer": true} | P////Q | true
@@ -157,6 +158,7 @@ a.csv | context,question,answer//P,Q,False | P////Q | False
 a.json | {"version": 1, "data": [{"context": "P", Q, "answers": {"text": ["7", "7"]}}]} | P////Q | 7
 a.jsonl | {Q, "answer": "We add 3 and 4. The answer is 7."} | Q | 7
 a.jsonl | {Q, "answer": "**Answer:** 7.5 cm"} | Q | 7.5 cm
+a.jsonl | {Q, "answer": "The final answer is Dr. Who. He came."} | Q | Dr. Who
 a.jsonl | {"query": "Q", "response": "3 + 4 = 7\n#### 7\nThe answer is: 7"} | Q | 7
 a.jsonl | {"query": "Q", "response": "It is $\\boxed{7}$. The answer is: $7$. I hope."} | Q | 7
 a.jsonl | {Q, "solution": "So \\boxed{7}", "target": 0} | Q | 7
@@ -234,6 +236,7 @@ a.json | [{"problem": "x",//"answer" "y"}] | line 2 column
 a.json | {"problem": "x"} | record 1 holds 'x', no object
 a.json | {"train": [{"problem": "x"}], "test": [{"problem": "y"}]} | record 1 holds \[
 a.json | {"problem": "x", "answer": "1"}//{"problem": "y"} | record 2: column 'answer' is empty
+a.jsonl | {"problem": "x", "choices": [%s0], "answer": 26} | line 1: choices are a list of texts
 a.jsonl | {"problem": "x", "choices": "A or B", "answer": "A"} | line 1: choices are a list of texts
 a.jsonl | {"problem": "x", "choices": ["3", "4"], "answer": 2} | the answer 2 is not one of
 a.jsonl | {"problem": "x", "options": ["3", "4"], "answer": "C"} | the answer 'C' is not one of
@@ -257,7 +260,7 @@ a.csv | problem,answer//x, null // | line 2: .*holds ' null '
 a.parquet | not parquet | Parquet magic bytes not found
 a.txt | x | is not a file of records; the endings known are \.jsonl
 a.jsonl | {"problem": "x", "answer": "1"} | no problem for validation.* by ,validation=FILE
-"""
+""".replace("%s", 26 * "0, ")
 
 
 def test_a_file_that_cannot_be_used_is_refused_with_its_place(tmp_path):
