@@ -30,7 +30,7 @@ def test_gpu_writes_what_it_sees_at_once(modules):
 
 def test_size_counts_tokens_and_names_what_is_too_large(modules, monkeypatch):
     size = modules["size"]
-    code = '"""A text."""\n\n# why\nx = f(1, "a")  # here\n'
+    code = '"""A text."""\n\n# why\nx = f(f"{1}{2:{w}}", "a")  # here\n'
     assert size.tokens_of(code) == 9  # the docstring, x = f ( 1 , "a" )
     long = "def f(a, b, c, d, e, f, g, *, h):\n" + "    a = b\n" * 61
     files = {"core/a.py": long, "tests/a.py": long, "README.md": "one two\n```\ncode\n```\n"}
