@@ -6,8 +6,8 @@ CONTRIBUTING.md.
 A size may be 4 % above its aim, so that a fork has room for its first changes.
 
 What counts is tokens of Python: names, operators, numbers and texts. Comments and the ends of lines
-are free. A docstring is one token, however long it is, and so is an f-string. Words are those of all
-pages, without code blocks and without the tables of studies.
+are free. A docstring is one token, however long it is, and so is an f-string. Words are those of
+all pages, without code blocks and without the tables of studies.
 """
 
 import ast
