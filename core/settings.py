@@ -200,7 +200,7 @@ class Settings(Sampling):
     lora_rank: int = option(
         0,
         "train adapters of this rank on the linear layers, and nothing else: less memory; a rate"
-        " that is not given is 10 times as high; 0: all parameters",
+        " that is not given is 2.5 times as high; 0: all parameters",
         least=0,
     )
     wait_timeout: float = option(
@@ -251,7 +251,8 @@ PRESETS = {
 }
 PRESETS["short"] |= {"asynchrony": "pipeline-2", "length_control": "penalty"}  # of the recipe
 
-LORA_RATE = 10  # with --lora-rank a learning rate that no flag gives is so many times as high
+# With --lora-rank a rate that no flag gives is so many times as high (docs/findings.md).
+LORA_RATE = 2.5
 
 # On a GPU a preset has none of these, and a run tries what fits (machinery/trainer.py).
 BY_MEMORY = ("slots", "gradient_checkpointing", "tokens_per_micro_batch")
@@ -260,9 +261,9 @@ BY_MEMORY = ("slots", "gradient_checkpointing", "tokens_per_micro_batch")
 # patience, and --least-prompts, if it has run out of prompts.
 MAY_CHANGE = set(
     """resume from_step steps validation_every checkpoint_every keep_checkpoints track engine
-    tensor_parallel generators trainers one_process slots generator_memory tokens_per_micro_batch
-    gradient_checkpointing share_prompts threads verifiers wait_timeout max_restarts
-    rollouts_kept least_prompts stop_when_gain_below""".split()
+    tensor_parallel generators trainers one_process slots generator_memory vllm_options
+    tokens_per_micro_batch gradient_checkpointing share_prompts threads verifiers wait_timeout
+    max_restarts rollouts_kept least_prompts stop_when_gain_below""".split()
 )
 
 # generate.py takes these from the run that made its model.

@@ -82,7 +82,7 @@ def test_recipe_flags(tmp_path, here):
 # Flags, the preset that they start from, and what has another value than there.
 VALUES = """
 --learning-rate None | toy | learning_rate None
---lora-rank 4 | toy | lora_rank 4; learning_rate 0.002
+--lora-rank 4 | toy | lora_rank 4; learning_rate 0.0005
 --lora-rank 4 --learning-rate 1e-5 | toy | lora_rank 4; learning_rate 1e-05
 --lora-rank 4 --defaults small | small | lora_rank 4; learning_rate None
  | toy |
