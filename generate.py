@@ -71,10 +71,8 @@ def main(command: GenerateCommand) -> int:
     """The command. Returns 0; ValueError, in one sentence, if the flags, the data or the model
     cannot be used."""
     refuse(bool(command.prompt) == command.evaluate, "say one of --prompt TEXT and --evaluate")
-    if command.log:
-        refuse(not command.evaluate, "--log goes with --evaluate: it gets the figures of data sets")
-        there = command.log.absolute().parent.is_dir()
-        refuse(not there, f"--log {command.log}: there is no such folder")
+    goes = command.evaluate or not command.log
+    refuse(not goes, "--log goes with --evaluate: it gets the figures of data sets")
     try:
         (print_completions if command.prompt else evaluate)(command)
     except (MemoryError, torch.OutOfMemoryError) as error:
@@ -107,6 +105,8 @@ def evaluate(command: GenerateCommand) -> None:
         for note in source.notes:
             print(f"{source.name}: {note}", file=sys.stderr)
         sources.append(source)
+    if command.log:
+        open(command.log, "a").close()  # OSError now, and not after hours of sampling
     samples = command.samples or 16
     most = max(len(source.validation) for source in sources)
     tokenizer, engine = load(command, samples * most)
