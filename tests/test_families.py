@@ -9,16 +9,20 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from sampling import decoding, largest_error
-from steps import CPU, policy_of
-from transformers import AutoConfig, AutoModelForCausalLM
+from conftest import save_random, sizes
+from sampling import decoding, largest_error, needs_vllm, run_generate
+from steps import CPU, policy_of, run_train
+from transformers import AutoConfig, AutoModelForCausalLM, HyperCLOVAXConfig
 
 from core.check import refuse_wrong_logprobs
 from core.engine import sample_all
 from core.model import attention_on_gpu, recurrent
 from core.policy import Policy, micro_batches
 from core.rollouts import Request
+from core.settings import Settings
 from core.torch_engine import TorchEngine
+from docs.make_base import make_tokenizer
+from machinery.run import settings_of_the_run
 
 TABLE = json.loads((Path(__file__).parent / "families.json").read_text())
 # One of each kind; the others take a minute.
@@ -130,3 +134,32 @@ def test_kernels_that_a_cpu_does_not_run_are_named(monkeypatch):
     message = r"no kernels of fla: uninstall these \(RuntimeError: not on CUDA\)$"
     with pytest.raises(ValueError, match=message):
         refuse_wrong_logprobs(model, "M", True, False)
+
+
+@pytest.mark.parametrize("engine", ["torch", pytest.param("vllm", marks=needs_vllm)])
+@pytest.mark.parametrize("run, flags", [(run_train, []), (run_generate, ["--evaluate"])])
+def test_both_commands_try_the_model_before_anything_is_written(here, run, flags, engine):
+    """With vLLM the trainer alone."""
+    tokenizer, folder = make_tokenizer(), Path("model").absolute()
+    config = HyperCLOVAXConfig(**sizes(tokenizer), logits_scaling=8.0)
+    save_random(config, folder, tokenizer, std=0.3)
+    with pytest.raises(ValueError, match="cannot be trained .*off by"):
+        run(["--model", str(folder), "--engine", engine, *flags])
+    assert [*Path().iterdir()] == [Path("model")]
+
+
+@pytest.mark.parametrize(
+    "family, said, shares",
+    [
+        ("gemma2", "memory by the square", True),
+        ("gpt_oss", "memory by the square", True),
+        ("lfm2", "this model has states", False),
+        ("gemma3_text", "", True),
+    ],
+)
+def test_a_run_says_what_a_model_forbids(monkeypatch, capsys, family, said, shares):
+    monkeypatch.setattr("machinery.run.devices_here", lambda _: ((("cuda:0",),), ("cuda:0",)))
+    chosen = settings_of_the_run(Settings(learning_rate=1e-3), random_model(family))
+    lines = capsys.readouterr().err
+    assert said in lines and chosen.share_prompts == shares
+    assert len(lines.splitlines()) == bool(said)
