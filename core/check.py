@@ -33,9 +33,9 @@ def refuse_wrong_logprobs(
     if these are wanted, and over the slots of `TorchEngine` if that is. So no model trains with a
     cache, a mask, positions or a head that is not known here."""
     fails = "it cannot be tried on a CPU"
-    kernels = [each for each in KERNELS if recurrent(model) and importlib.util.find_spec(each)]
-    if kernels:
-        fails += f", which has no kernels of {' and '.join(kernels)}: uninstall these"
+    kernels = " and ".join(filter(importlib.util.find_spec, KERNELS))
+    if kernels and recurrent(model):
+        fails += f", which has no kernels of {kernels}: uninstall these"
     ways = {"it cannot be trained": functools.partial(in_trainer, share=False)}
     if share_prompts:
         ways["--no-share-prompts is needed"] = functools.partial(in_trainer, share=True)
