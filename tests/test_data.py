@@ -158,6 +158,8 @@ a.csv | context,question,answer//P,Q,False | P////Q | False
 a.json | {"version": 1, "data": [{"context": "P", Q, "answers": {"text": ["7", "7"]}}]} | P////Q | 7
 a.jsonl | {Q, "answer": "We add 3 and 4. The answer is 7."} | Q | 7
 a.jsonl | {Q, "answer": "**Answer:** 7.5 cm"} | Q | 7.5 cm
+a.jsonl | {Q, "answer": "Evelyn."} | Q | Evelyn.
+a.jsonl | {Q, "answer": "Paris, Rome, Oslo."} | Q | Paris, Rome, Oslo.
 a.jsonl | {Q, "answer": "The final answer is Dr. Who. He came."} | Q | Dr. Who
 a.jsonl | {"query": "Q", "response": "3 + 4 = 7\n#### 7\nThe answer is: 7"} | Q | 7
 a.jsonl | {"query": "Q", "response": "It is $\\boxed{7}$. The answer is: $7$. I hope."} | Q | 7

@@ -55,9 +55,9 @@ NO_LETTERS = r'(?x) "[^"]*" | \.0+\b | \\frac | [\s(){}[\]/*]'
 # What a worked solution says before its answer, and what ends the answer.
 SAYS_ANSWER = r"(?i)####|(?:\b(?:the|final|correct)\s+answer\s+is\b|\banswer\b[\s*]*[:=])[\s*:]*"
 ENDS_ANSWER = r"(?<!\b[A-Z][a-z])\.(?=\s+[A-Z]|\s*$)|\n"  # but not behind Dr
-# A sentence: three words and a full stop, or two words and one of these; or what stands for none.
+# A sentence: four words and a full stop, or two words and one of these; or what stands for none.
 PROSE = r"""(?xis) ^ (?: (?= .* \b(?:is|are|was|were|has|have|we|it|he|she|they)\b )
-    (?: .*? [^\W\d_]{2,} ){2} | (?: .*? [^\W\d_]{2,} ){3} .* [.!?] \s* $
+    (?: .*? \b[^\W\d_]{2,}\b ){2} | (?= .* [.!?] \s* $ ) (?: .*? \b[^\W\d_]{2,}\b ){4}
     | \s* (?: proof | not[ ]?found ) \s* $ )"""
 
 # Behind the letter of a choice: another letter, or a word that takes it back.
