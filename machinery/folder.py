@@ -2,6 +2,7 @@
 And the folder of a process for temporary files."""
 
 import contextlib
+import ctypes
 import dataclasses
 import fcntl
 import json
@@ -22,6 +23,8 @@ import loss
 from core.settings import Settings, read_settings, refuse
 from curve.files import write_whole
 from data.verify import remove
+
+HERE, EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE
 
 # --- its name, its lock, its settings -------------------------------------------------------------
 
@@ -140,8 +143,11 @@ def whole_folder(target: Path) -> Iterator[Path]:
         for path in filter(Path.is_file, partial.rglob("*")):
             with open(path, "rb") as file:
                 os.fsync(file.fileno())
-        shutil.rmtree(target, ignore_errors=True)
-        partial.rename(target)
+        # On Linux the two change places, so that a folder is there at any time: renameat2(2).
+        exchange = getattr(ctypes.CDLL(None), "renameat2", lambda *_: -1)
+        if exchange(HERE, bytes(partial), HERE, bytes(target), EXCHANGE) != 0:
+            shutil.rmtree(target, ignore_errors=True)
+            partial.rename(target)
     except safetensors.SafetensorError as error:  # its way to report a full disk
         raise OSError(f"{target}: {error}") from error
     finally:

@@ -1,5 +1,8 @@
 """Files that are written whole: what lies at their place and is no file stays what it is."""
 
+import shutil
+import sys
+
 import pytest
 
 from curve.files import write_whole
@@ -25,6 +28,22 @@ def test_links_are_followed(tmp_path):
     assert link.is_symlink() and of_file.is_symlink()
     assert (target / "file").read_text() == "text"
     assert {path.name for path in tmp_path.iterdir()} == {"target", "link", "of a file"}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="renameat2 is Linux's")
+def test_a_folder_is_there_at_any_time_while_another_one_takes_its_place(tmp_path, monkeypatch):
+    target, remove, is_there = tmp_path / "model", shutil.rmtree, []
+    target.mkdir()
+
+    def watched(*about, **how):
+        remove(*about, **how)
+        is_there.append(target.exists())
+
+    monkeypatch.setattr(shutil, "rmtree", watched)
+    with whole_folder(target) as partial:
+        (partial / "file").write_text("new")
+    assert all(is_there) and (target / "file").read_text() == "new"
+    assert [*tmp_path.iterdir()] == [target]
 
 
 def test_the_last_line_is_the_last_whole_one_and_a_broken_one_is_named(tmp_path):
