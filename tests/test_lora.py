@@ -18,7 +18,6 @@ from core.policy import Policy, micro_batches
 from core.settings import Settings, parse
 from docs.make_base import BASE_MODEL
 from machinery.ranks import Stop
-from machinery.run import open_run
 
 RUN = Path("runs/run")
 FLAGS = [*TINY, "--one-process", "--train-prompts", "20", "--lora-rank", "4", "--name", "run"]
@@ -39,8 +38,7 @@ def logprobs(model, seed=1):
 
 @pytest.mark.parametrize("kind", ["llama-grouped-tied", "qwen3"])
 def test_an_adapter_has_the_gradient_that_the_merged_weights_give_it(models, kind):
-    """dA = s B^T dW and dB = s dW A^T, and nothing else has one. New adapters change nothing, and
-    those of another seed are others."""
+    """dA = s B^T dW and dB = s dW A^T, and nothing else has one. New adapters change nothing."""
     model, first = load_model(models[kind]), dict(load_model(models[kind]).named_parameters())
     add_adapters(model, Settings(lora_rank=4, seed=3))
     for name, parameter in merged(model):
@@ -63,10 +61,6 @@ def test_an_adapter_has_the_gradient_that_the_merged_weights_give_it(models, kin
         expected = scale * b.T @ of_weight, scale * of_weight @ a.T
         found = trained[f"{layer}.lora_a_RI"], trained[f"{layer}.lora_b_OR"]
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-    other = load_model(models[kind])
-    add_adapters(other, Settings(lora_rank=4, seed=4))
-    name = next(name for name in trained if "lora_a" in name)
-    assert not torch.equal(other.get_parameter(name), given[name])
 
 
 def test_a_run_goes_on_to_the_last_digit_beside_the_weights_of_its_first_model(monkeypatch):
@@ -115,6 +109,3 @@ def test_what_would_not_learn_and_a_rank_that_saves_nothing_are_refused(models, 
         with pytest.raises(ValueError, match=words):
             add_adapters(model, Settings(lora_rank=rank))
         assert all(parameter.requires_grad for parameter in model.parameters())
-    with pytest.raises(ValueError, match="as large as"):
-        open_run(parse(["--lora-rank", "64"]))
-    assert not Path("runs").exists()

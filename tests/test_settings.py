@@ -185,6 +185,7 @@ REFUSED = """
 --fp32-logits bf16 | --fp32-logits 'bf16' split
 stray | stray
 --model no/such/model | --model no/such/model
+--lora-rank 64 | --lora-rank 64
 --model here | --model here
 --model data | --model data
 --model runs/taken | mean runs/taken/model
