@@ -49,7 +49,7 @@ def in_one_sentence(model: str, wrong: str = "it could not be loaded") -> Iterat
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a model folder or hub name. ValueError, in one sentence, if it cannot be
     loaded. No code in the folder is run."""
-    with in_one_sentence(path):
+    with in_one_sentence(path, "its tokenizer could not be loaded"):
         return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
 
 
@@ -225,7 +225,11 @@ def recurrent(model: PreTrainedModel) -> bool:
 def refuse_too_long(model: PreTrainedModel, longest: int, advice: str = "") -> None:
     """ValueError, with this advice, if so many tokens exceed the positions of the model. Without
     advice they are all budgets together."""
-    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    config = model.config.get_text_config()
+    limit = getattr(config, "max_position_embeddings", None)
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope":  # beyond these it rotates short sequences otherwise too
+        limit = rope["original_max_position_embeddings"]
     budgets = (
         "the budgets for prompt, thinking, interruption and answer add up to that; lower"
         " --thinking-budget or --prompt-budget, or take a larger --model (small budgets: --defaults"

@@ -421,8 +421,11 @@ def read_settings(folder: Path) -> Settings:
 
 def model_path(name: str) -> str:
     """Where --model NAME is: a folder, seen from the working directory or from the scripts, or else
-    a name on the hub. ValueError for the folder of a run or of a checkpoint, which holds models."""
+    a name on the hub. ValueError for what is neither, and for the folder of a run or of a
+    checkpoint, which holds models."""
     path = next((path for path in (Path(name), ROOT / name) if path.is_dir()), Path(name))
+    no_name = name.count("/") > 1  # of the hub
+    refuse(no_name and not path.is_dir(), f"--model {name}: there is no such folder")
     models = [str(each) for of in ("model", "checkpoints/*/model") for each in path.glob(of)]
     is_model = [*path.glob("tokenizer*")]
     refuse(models and not is_model, f"--model {name}: did you mean {' or '.join(models)}?")

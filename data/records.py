@@ -81,6 +81,9 @@ def numbered_records(path: Path) -> Iterator[tuple[int, object]]:
         # The one that the first line has most often.
         separator = max(",;\t", key=lines[0].count)
         reader = csv.DictReader(io.StringIO(text), delimiter=separator, strict=True)
+        names = reader.fieldnames or []
+        if len({*names}) < len(names):
+            raise ValueError("line 1 has two columns of one name: rename one")
         for record in reader:
             if None in record:
                 raise ValueError(

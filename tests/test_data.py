@@ -254,6 +254,7 @@ a.jsonl | {"problem": "x", "answer": "It is even."} | 1 records cannot be used, 
 a.jsonl | {"problem": "x", "answer": "proof"} | 1 records cannot be used
 a.jsonl | {"problem": "x", "answer": ["a", "b"]} | line 1: an answer is a text or a number, not
 a.json | [{"problem": "x", "answer": "1"}, {"problem": "y"}] | record 2: column 'answer' is empty
+a.csv | problem,answer,answer//x,1,2// | line 1 has two columns
 a.csv | problem,answer//x,1//y// | line 3: column 'answer' is empty .*: fill it in
 a.csv | problem,answer//x,1//y,1,2// | after line 2: .* more cells than columns.* holds ','
 a.csv | problem,answer//x,"1// | after its start: .* unexpected end of data

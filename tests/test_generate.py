@@ -92,15 +92,17 @@ def test_a_model_that_cannot_be_sampled_over_slots_is_refused_in_one_sentence(mo
             refuse_wrong_logprobs(load_model(folder), folder, True, kind in models)
 
 
-def test_a_model_with_too_few_positions_is_refused(models):
+def test_a_model_with_too_few_positions_is_refused(models, monkeypatch):
     """Of a model that reads pictures too, the language part is looked at."""
     model = load_model(models["llama"])
     language = model.config
     model.config = SimpleNamespace(get_text_config=lambda: language)
     refuse_too_long(model, decoding().longest)
-    language.max_position_embeddings = 40
-    with pytest.raises(ValueError, match="the model holds 40"):
-        refuse_too_long(model, decoding().longest)
+    longrope = {"rope_type": "longrope", "original_max_position_embeddings": 40}
+    for name, value in (("rope_parameters", longrope), ("max_position_embeddings", 40)):
+        with monkeypatch.context() as changed, pytest.raises(ValueError, match="model holds 40"):
+            changed.setattr(language, name, value)
+            refuse_too_long(model, decoding().longest)
 
 
 # --- the way of the parameters --------------------------------------------------------------------
@@ -311,7 +313,7 @@ def test_tasks_and_readers_get_texts_with_the_usual_markers(models, chat_models)
     "file, changes, message",
     [
         ("config.json", {"num_hidden_layers": 9}, r"lack \d+ weights, model.layers.\S+ first"),
-        ("tokenizer_config.json", {"tokenizer_class": 1}, "could not be loaded"),
+        ("tokenizer_config.json", {"tokenizer_class": 1}, "its tokenizer could not be"),
         ("chat", "{{ raise_exception('no') }}", r"template cannot be used \(TemplateError: no"),
         ("chat", "<think>", "drops the prompt: two have the same tokens"),
         ("flags", {"end_of_thinking": "12"}, "wants exactly one"),
@@ -359,13 +361,13 @@ def test_code_that_lies_in_a_models_folder_is_never_run(models, tmp_path, here, 
         "AutoTokenizer": ["hostile.T", None],
     }
     rewrite(folder / "config.json", model_type="hostile", auto_map=classes)
-    rewrite(folder / "tokenizer_config.json", tokenizer_class="Hostile", auto_map=classes)
     Path("my.jsonl").write_text('{"problem": "1+1=", "solution": "2"}')
     before, model = [*tmp_path.rglob("*")], ["--model", str(folder)]
     cache = {"HF_MODULES_CACHE": str(tmp_path / "modules")}
     done = python(ROOT / "generate.py", *model, "--prompt", "1+1=", folder=tmp_path, **cache)
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.splitlines()[-1].startswith(f"error: --model {folder}: it could not be")
+    rewrite(folder / "tokenizer_config.json", tokenizer_class="Hostile", auto_map=classes)
     monkeypatch.setattr("builtins.input", lambda *_: "y")
     refused = pytest.raises(ValueError, match=r"^--model .* could not be loaded .*custom code.*$")
     for command, flags in (

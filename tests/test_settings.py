@@ -184,7 +184,7 @@ REFUSED = """
 --recipe base --leave-out loss | --leave-out base
 --fp32-logits bf16 | --fp32-logits 'bf16' split
 stray | stray
---model no/such/model | --model no/such/model
+--model no/such/model | --model no/such/model folder
 --lora-rank 64 | --lora-rank 64
 --model here | --model here
 --model data | --model data
