@@ -43,11 +43,12 @@ KNOWN = {  # short names of data sets of the hub, and the arguments that they st
 }
 # docs/data.md has their meaning
 OPTIONS = "problem choices passage answer tests solution subset validation".split()
-OPTIONAL = "choices passage system tests".split()
+OPTIONAL = "choices passage image system tests".split()
 LIKELY_COLUMNS = {  # guessed in this order
     "problem": "problem question prompt query question_stem messages conversations".split(),
     "choices": "choices options endings".split(),
     "passage": "passage context article body".split(),
+    "image": "image images".split(),
     "system": "prompt.system messages.system conversations.system system".split(),
     "tests": "tests test_cases".split(),
     "answer": """
@@ -414,10 +415,11 @@ def make_problem(record: dict, columns: dict[str, str], instruction: str | None)
                 f"column {columns[key]!r} is empty or holds {value!r}, which is no {key}: fill it"
                 " in, or remove the record"
             )
-        if key in ("problem", "passage", "system", "solution") and not isinstance(value, str):
+        is_text = key in ("choices", "tests", "answer") or isinstance(value, str)
+        if key == "image" or not is_text:
             raise ValueError(
-                f"column {columns[key]!r} holds no text but {value!r:.60}: a {key} is one text, not"
-                " several turns, or an image"
+                f"column {columns[key]!r} holds no text but {value!r:.60}: a problem is one text,"
+                " and not several turns or an image"
             )
     text = asked(record, columns)
     text.encode()  # ValueError for half of a character, a lone surrogate
@@ -468,7 +470,7 @@ def letter_of(answer, choices: dict) -> str:
     number = len(choices)
     names = [*choices, *choices.values(), *LETTERS[:number], *map(str, range(number))]
     for name in (answer, str(answer)):
-        if name in names and name is not True and name is not False:
+        if name in names and not isinstance(name, bool):
             return LETTERS[names.index(name) % number]
     raise ValueError(f"the answer {answer!r:.60} is not one of the choices {choices}")
 

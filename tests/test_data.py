@@ -146,7 +146,7 @@ a.jsonl | {Q, "options": {"A": "8", "B": "7"}, "answer": "7", "answer_idx": "B"}
 a.csv | Question,A,B,C,Answer//Q,8,7,,B | Q 8 7 | B
 a.csv | question,option1,option2,answer//Q,8,7,2 | Q 8 7 | B
 a.csv | question,choices,answer//Q,"[""8"", ""7""]",1 | Q 8 7 | B
-a.jsonl | {Q, "choices": null, "context": "", "answer": "7"} | Q | 7
+a.jsonl | {Q, "choices": null, "context": "", "images": [], "answer": "7"} | Q | 7
 a.jsonl | {Q, "options": ["A)8", "B) 7"], "correct": "B"} | Q 8 7 | B
 a.jsonl | {Q, "choices": ["True", "False"], "answer": true} | Q//A. True//B. False | A
 a.jsonl | {Q, "opa": "8", "opb": "7", "cop": 1} | Q 8 7 | B
@@ -244,6 +244,8 @@ a.jsonl | {"problem": "x", "choices": ["3", "4"], "answer": 2} | the answer 2 is
 a.jsonl | {"problem": "x", "options": ["3", "4"], "answer": "C"} | the answer 'C' is not one of
 a.jsonl | {"problem": "x", "context": {"title": ["a"]}, "answer": "1"} | 'context' holds no text
 a.jsonl | {"prompt": "<|user|>x<|assistant|>", "answer": "1"} | line 1: '<.user.>' is no part
+a.jsonl | {Q, "image": "a.png", "answer": "1"} | line 1: column 'image' holds no text but 'a.png'
+a.jsonl | {Q, "images": [{"path": null}], "answer": "1"} | line 1: column 'images' .* or an image
 a.jsonl | {"problem": "<image>x", "images": [], "answer": "1"} | '<image>' is no part of a problem
 a.csv | prompt,answer//"[INST] x [/INST]",1 | line 2: '.INST.' is no part of a problem
 a.csv | prompt,answer//"[{'role': 'user', 'content': 'x'}]",1 | .role.* is no part of a problem
