@@ -250,5 +250,5 @@ def _keep_head_in_fp32(worker) -> None:
                 record_metadata_for_reloading(module)
         if isinstance(module, LogitsProcessor):
             module._apply_head = lambda head, hidden_ND, bias: torch.nn.functional.linear(
-                hidden_ND.float(), head.weight, bias
+                hidden_ND.float(), head.weight, None if bias is None else bias.float()
             )

@@ -295,6 +295,10 @@ def test_pitfall_3_the_head_inside_of_vllm_is_the_trainers(make, fp32_logits):
     inside_VD, inside_NV = inside.lm_head.weight, inside.compute_logits(hidden_ND)
     assert torch.equal(inside_VD[: len(head_VD)], head_VD if fp32_logits else head_VD.bfloat16())
     assert (inside_NV - expected_NV).abs().max() < (1e-4 if fp32_logits else 0.5)
+    if fp32_logits:  # a bias would be in bf16
+        bias_V = torch.ones(len(inside_VD)).bfloat16()
+        biased_NV = inside.logits_processor._apply_head(inside.lm_head, hidden_ND, bias_V)
+        assert (biased_NV[:, : len(head_VD)] - expected_NV - 1).abs().max() < 1e-4
 
 
 @vllm_alone
