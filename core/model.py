@@ -357,18 +357,18 @@ def make_decoding(
 
 
 def end_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Ids that end a completion: the EOS of the tokenizer, and those that the model's config.json
-    and generation_config.json name. Chat models often have two, one for a turn and one for a text.
-    ValueError if there is none."""
+    """Ids that end a completion: the EOS of the tokenizer comes first, then those that the model's
+    config.json and generation_config.json name. Chat models often have two, one for a turn and one
+    for a text. ValueError if there is none."""
     path, named = tokenizer.name_or_path, [tokenizer.eos_token_id]
     for kind in (AutoConfig, GenerationConfig):
         with in_one_sentence(path), contextlib.suppress(OSError):  # the model has no such file
             config = kind.from_pretrained(path, trust_remote_code=False)
             eos = getattr(config, "eos_token_id", None)
             named += eos if isinstance(eos, list) else [eos]
-    ids = {*named} - {None}
+    ids = [each for each in dict.fromkeys(named) if each is not None]
     refuse(not ids, f"--model {path}: no completion could end, since it has no EOS token")
-    return tuple(sorted(ids))
+    return tuple(ids)
 
 
 def completion_texts(

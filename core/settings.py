@@ -426,9 +426,8 @@ def model_path(name: str) -> str:
     path = next((path for path in (Path(name), ROOT / name) if path.is_dir()), Path(name))
     no_name = name.count("/") > 1  # of the hub
     refuse(no_name and not path.is_dir(), f"--model {name}: there is no such folder")
-    models = [str(each) for of in ("model", "checkpoints/*/model") for each in path.glob(of)]
-    is_model = [*path.glob("tokenizer*")]
-    refuse(models and not is_model, f"--model {name}: did you mean {' or '.join(models)}?")
+    other = (path / "model").is_dir() and not [*path.glob("tokenizer*")]
+    refuse(other, f"--model {name}: did you mean {path}/model?")
     return str(path)
 
 

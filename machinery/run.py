@@ -121,8 +121,12 @@ def open_run(asked: Settings, sources: list[Source] | None = None) -> "Run":
     feed = Feed(settings, prompts, engines, parameters, stop.asked, state)
     compute = compute_of(settings, model)
     weights = lora.checksum(model) if settings.lora_rank else None
-    if state:
-        refuse_others(asked, state, feed.data, weights, newest_model)
+    refuse(
+        state and (state["data"], state["weights"]) != (feed.data, weights),
+        f"--resume {folder}: the problems of --data {' '.join(asked.data)} or the weights of"
+        f" --model {asked.model} are not those that its checkpoint was made with: put the old ones"
+        f" back, or train its model in a new run: --model {newest_model}",
+    )
     if settings.lora_rank:
         compute.adapters = lora.add_adapters(model, settings, checkpoint)
 
@@ -184,21 +188,6 @@ def settings_of_the_run(asked: Settings, model: PreTrainedModel) -> Settings:
     return dataclasses.replace(asked, **changes)
 
 
-def refuse_others(
-    asked: Settings, state: dict, data: list[str], weights: int | None, newest_model: str
-) -> None:
-    """ValueError if these problems and weights are not those of the state in a checkpoint."""
-    for name, found, argument in (
-        ("data", data, f"the problems of --data {' '.join(asked.data)}"),
-        ("weights", weights, f"the weights of --model {asked.model}"),
-    ):
-        refuse(
-            state[name] != found,
-            f"--resume {asked.resume}: {argument} are not those that its checkpoint was made with:"
-            f" put the old ones back, or train its model in a new run: --model {newest_model}",
-        )
-
-
 def refuse_small_shared_memory(needed: int) -> None:
     """ValueError if /dev/shm cannot hold so many bytes. Writing there would end in a bus error."""
     if SHARED_MEMORY.exists():
@@ -233,15 +222,6 @@ def make_prompts(
     say(f"Its answer is {first.answer!r:.200}, and it would have to come as {reply!r:.200}.")
     say(f"A completion ends with {ends}, or after {decoding.longest_completion} tokens.")
     return Prompts(sources, tokenizer, decoding)
-
-
-@contextlib.contextmanager
-def only_a_warning(file: str) -> Iterator[None]:
-    """Whatever goes wrong in this block is a warning: a run does not fail for want of this file."""
-    try:
-        yield
-    except Exception as error:
-        warn(file, f"{file} cannot be made ({error!r})")
 
 
 # --- the run --------------------------------------------------------------------------------------
@@ -445,7 +425,7 @@ class Run:
         if saved := checkpoints(self.folder):  # a run that ended early may have none
             with whole_folder(self.folder / "model") as folder:
                 shutil.copytree(saved[-1] / "model", folder, dirs_exist_ok=True)
-        self._fit_curves()
+        fitted = self._fit_curves()
         spent = record.compute.columns()
         steps = record.last_steps[-1]["step"] if record.last_steps else 0
         print(
@@ -455,12 +435,17 @@ class Run:
             f" {time.monotonic() - record.began:.0f} s with start and validation"
         )
         print(f"files       {self.folder}/ (docs/log.md explains them)")
-        if record.rollouts.path.exists():
-            with only_a_warning("rollouts.html"):
+        try:
+            if fitted:
+                plot_variants(self.folder / "curve.png", fitted)
+            if record.rollouts.path.exists():
                 print(f"next        open {write_page(self.folder)} in a browser")
+        except Exception as error:  # of whatever kind: the run has not failed
+            warn("results", f"curve.png or rollouts.html cannot be made ({error!r})")
 
-    def _fit_curves(self) -> None:
-        """Fit the curve of each source, draw them in curve.png, and print what was found."""
+    def _fit_curves(self) -> dict:
+        """Fit the curve of each source, and print what was found. Returns a list with the fit of
+        each by its name, for those that have one."""
         fitted, samples = {}, self.settings.validation_samples
         for source, series in zip(self.record.sources, self.record.series()):
             of_source = f" of {source.name}" if len(self.record.sources) > 1 else ""
@@ -476,6 +461,4 @@ class Run:
                 continue
             fitted[series.name] = [fit]
             print(describe(fit, report(fit)))
-        if fitted:
-            with only_a_warning("curve.png"):
-                plot_variants(self.folder / "curve.png", fitted)
+        return fitted

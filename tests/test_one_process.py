@@ -68,6 +68,6 @@ def test_a_run_ends_if_both_sides_differ_before_training(monkeypatch, capsys, mi
     assert run_train(FLAGS) == status
     printed = capsys.readouterr().err
     said = "The run trains with --asynchrony ppo-1, not pipeline-8, because of --one-process."
-    assert said in printed and "warning: rollouts.html cannot be made (Zero" in printed
+    assert said in printed and "rollouts.html cannot be made (Zero" in printed
     assert ("error: generator and trainer differ by" in printed) == bool(status)
     assert len(log(RUN, "train")) == 1 - status

@@ -188,7 +188,7 @@ stray | stray
 --lora-rank 64 | --lora-rank 64
 --model here | --model here
 --model data | --model data
---model runs/taken | mean runs/taken/model
+--model runs/taken | runs/taken/model?
 --model runs/taken/checkpoints/step-000002 | step-000002/model?
 --data algebra | --data algebra
 --data words.jsonl,problem=problem,answer=answer --prompts-per-step 4 | --model

@@ -68,12 +68,11 @@ def main(arguments: list[str]) -> int:
 
     # The model learns the solution and its EOS, after which nothing is ever sampled.
     examples, ends = [], end_tokens(tokenizer)
-    eos = ends[0] if tokenizer.eos_token_id is None else tokenizer.eos_token_id
     for problem in source.train:
         system = problem.system_turn(command.system)
         prompt = render(tokenizer, problem.prompt, command.thinking, system)
         solution = tokenizer(problem.answer, add_special_tokens=False).input_ids
-        solution = [*itertools.takewhile(lambda token: token not in ends, solution), eos]
+        solution = [*itertools.takewhile(lambda token: token not in ends, solution), ends[0]]
         about = f"shorten the solution of {problem.prompt[:60]!r}, or remove it"
         refuse_too_long(model, len(prompt + solution), about)
         examples.append((prompt + solution, [NOT_LEARNED] * len(prompt) + solution))
