@@ -39,9 +39,8 @@ def test_recipes_are_the_table_of_the_study():
         for name, recipe in RECIPES.items()
     ]
     assert [" ".join(map(str, row)) for row in rows] == TABLE.split("\n")
-    assert [(each.recipe, each.mask_sequences) for each in RECIPES.values()] == [
-        (name, False) for name in RECIPES
-    ]
+    found = [(each.recipe, each.mask_sequences, each.least_prompts) for each in RECIPES.values()]
+    assert found == [(name, False, 0) for name in RECIPES]
 
 
 def test_leave_one_out_changes_one_axis_to_its_base_value():
