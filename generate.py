@@ -55,10 +55,10 @@ from core.model import (
     load_tokenizer,
     make_decoding,
     marked_text,
+    prompt_ids,
     quoted,
     refuse_prompts,
     refuse_too_long,
-    render,
 )
 from core.rollouts import Rollout, SharedParameters
 from data import Problem
@@ -175,8 +175,7 @@ def sample(
     refuse_prompts(tokenizer, problems, command)
     requests, budget = [], command.thinking_budget
     for i, problem in enumerate(problems):
-        system = problem.system_turn(command.system)
-        ids = render(tokenizer, problem.prompt, command.thinking, system)
+        ids = prompt_ids(tokenizer, problem, command)
         seed = (command.seed, i)
         requests += make_requests(i, ids, samples, budget, engine.decoding, seed)
     return sample_all(engine, requests)

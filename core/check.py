@@ -5,7 +5,6 @@ Dimensions: T tokens, N sampled tokens of two completions, V vocabulary.
 """
 
 import functools
-import importlib.util
 
 import numpy as np
 import torch
@@ -21,7 +20,6 @@ from core.torch_engine import TorchEngine
 
 IDS = [*range(6)]  # tokens that every model has
 WINDOW = 3  # in place of the model's own while we look, so that six tokens show it
-KERNELS = ("fla", "causal_conv1d", "mamba_ssm")  # for GPUs; transformers takes what is installed
 
 
 @torch.no_grad()
@@ -33,9 +31,8 @@ def refuse_wrong_logprobs(
     if these are wanted, and over the slots of `TorchEngine` if that is. So no model trains with a
     cache, a mask, positions or a head that is not known here."""
     fails = "it cannot be tried on a CPU"
-    kernels = " and ".join(filter(importlib.util.find_spec, KERNELS))
-    if kernels and recurrent(model):
-        fails += f", which has no kernels of {kernels}: uninstall these"
+    if recurrent(model):  # transformers takes their kernels, which are for GPUs
+        fails += "; if fla, causal_conv1d or mamba_ssm is installed, uninstall it"
     ways = {"it cannot be trained": functools.partial(in_trainer, share=False)}
     if share_prompts:
         ways["--no-share-prompts is needed"] = functools.partial(in_trainer, share=True)

@@ -23,7 +23,7 @@ from core.generators import (
     VerifierHere,
     start_generator,
 )
-from core.model import completion_texts, render
+from core.model import completion_texts, prompt_ids
 from core.rollouts import Group, Rollout, SharedParameters
 from core.screen import say, warn
 from core.settings import Settings
@@ -286,8 +286,7 @@ class Feed:
             problems, completions = of_source.validation, settings.validation_samples
             seed = (settings.seed, VALIDATION, validated, number)
         problem, decoding = problems[problem_index], self.prompts.decoding
-        system = problem.system_turn(settings.system)
-        ids = render(self.prompts.tokenizer, problem.prompt, settings.thinking, system)
+        ids = prompt_ids(self.prompts.tokenizer, problem, settings)
         budget = settings.thinking_budget
         requests = make_requests(number, ids, completions, budget, decoding, seed, validation)
         version = self.parameters.version

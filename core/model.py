@@ -2,9 +2,11 @@
 text to token ids and back."""
 
 import contextlib
+import functools
 import itertools
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 
 import torch
@@ -96,12 +98,18 @@ def put_on_device(
     model.to(device)
 
 
+def of_config(model: PreTrainedModel, usual, *names: str):
+    """The first of these entries that the model's config has, and that is not 0; else the usual
+    value. Of a model that reads pictures too, it is the config of its language part."""
+    values = [getattr(model.config.get_text_config(), name, None) for name in names]
+    return next(filter(None, values), usual)
+
+
 def head_of(model: PreTrainedModel) -> loss.Head:
     """The LM head, with the factors that configs have under these names."""
-    config, linear = model.config.get_text_config(), model.get_output_embeddings()
-    factor = lambda name: getattr(config, name, None) or 1.0
+    linear, factor = model.get_output_embeddings(), functools.partial(of_config, model, 1.0)
     scale = factor("logit_scale") * factor("lm_head_multiplier") / factor("logits_scaling")
-    cap = getattr(config, "final_logit_softcapping", None)
+    cap = of_config(model, None, "final_logit_softcapping")
     return loss.Head(linear.weight, getattr(linear, "bias", None), scale, cap)
 
 
@@ -174,9 +182,9 @@ for name, attention, mask in (
 def attention_on_gpu(model: PreTrainedModel) -> str:
     """The name of its attention: "fused", or "grouped" if it has a softcap or sinks, which torch's
     kernels ignore in silence. "grouped" holds the scores of all pairs of tokens."""
-    softcap = getattr(model.config.get_text_config(), "attn_logit_softcapping", None)
+    softcap = of_config(model, None, "attn_logit_softcapping")
     sinks = any(name.endswith("sinks") for name, _ in model.named_parameters())
-    return "grouped" if softcap is not None or sinks else "fused"
+    return "grouped" if softcap or sinks else "fused"
 
 
 def masks(
@@ -201,11 +209,10 @@ def masks(
 def windows(model: PreTrainedModel) -> list[int | None]:
     """How many tokens, itself among them, a token sees in each layer of attention; None: all before
     it."""
-    config = model.config.get_text_config()  # of a model that reads pictures too, its language part
-    window = getattr(config, "sliding_window", None)
+    window = of_config(model, None, "sliding_window")
     of_kinds = {"full_attention": None, "hybrid": None, "sliding_attention": window}
-    kinds = getattr(config, "layer_types", None)
-    kinds = kinds or ["sliding_attention"] * config.num_hidden_layers
+    alike = ["sliding_attention"] * of_config(model, 0, "num_hidden_layers")
+    kinds = of_config(model, alike, "layer_types")
     return [of_kinds[kind] for kind in kinds if kind in of_kinds]
 
 
@@ -225,9 +232,8 @@ def recurrent(model: PreTrainedModel) -> bool:
 def refuse_too_long(model: PreTrainedModel, longest: int, advice: str = "") -> None:
     """ValueError, with this advice, if so many tokens exceed the positions of the model. Without
     advice they are all budgets together."""
-    config = model.config.get_text_config()
-    limit = getattr(config, "max_position_embeddings", None)
-    rope = getattr(config, "rope_parameters", None) or {}
+    limit = of_config(model, math.inf, "max_position_embeddings")
+    rope = of_config(model, {}, "rope_parameters")
     if rope.get("rope_type") == "longrope":  # beyond these it rotates short sequences otherwise too
         limit = rope["original_max_position_embeddings"]
     budgets = (
@@ -236,7 +242,7 @@ def refuse_too_long(model: PreTrainedModel, longest: int, advice: str = "") -> N
         " toy)"
     )
     refuse(
-        limit is not None and longest > limit,
+        longest > limit,
         f"the model holds {limit} tokens, and not {longest}: {advice or budgets}",
     )
 
@@ -281,14 +287,22 @@ def render(
     return tokenizer(text, add_special_tokens=False).input_ids
 
 
+def prompt_ids(
+    tokenizer: PreTrainedTokenizerBase, problem: Problem, settings: Sampling
+) -> list[int]:
+    """Token ids of what the model gets of a problem."""
+    system = problem.system_turn(settings.system)
+    return render(tokenizer, problem.prompt, settings.thinking, system)
+
+
 def refuse_prompts(
     tokenizer: PreTrainedTokenizerBase, problems: list[Problem], settings: Sampling
 ) -> None:
     """ValueError if the tokenizer cannot read one of their prompts, if one is above its budget, or
     if the chat template drops them. Most are not rendered here, but when they are handed out: all
     of a million would take minutes."""
-    system_of = {problem.prompt: problem.system_turn(settings.system) for problem in problems}
-    with_character = {character: prompt for prompt in system_of for character in set(prompt)}
+    distinct = {problem.prompt: problem for problem in problems}
+    with_character = {character: prompt for prompt in distinct for character in set(prompt)}
     for prompt in dict.fromkeys(with_character.values()):
         ids = tokenizer(prompt, add_special_tokens=False).input_ids
         refuse(
@@ -297,21 +311,21 @@ def refuse_prompts(
             f" prompt {prompt[:60]!r}, which it reads as {tokenizer.decode(ids)[:60]!r} (the"
             " shipped model reads sums only; --model names another)",
         )
-    ids_of = lambda prompt: render(tokenizer, prompt, settings.thinking, system_of[prompt])
-    first, *others = system_of
-    system_of[""] = system_of[first]
+    ids_of = lambda problem: prompt_ids(tokenizer, problem, settings)
+    first, *others = distinct.values()
     refuse(
         others and ids_of(first) == ids_of(others[0]),
         f"--model {settings.model}: its chat template drops the prompt: two have the same tokens",
     )
     # A text has at most as many tokens as bytes, so only long ones can be above the budget.
-    most_bytes = settings.prompt_budget - len(ids_of(""))
-    may_be_long = [
-        prompt
-        for prompt in (first, *others)
-        if len(prompt.encode()) > most_bytes or system_of[prompt] != system_of[""]
-    ]
-    most, prompt = max(((len(ids_of(prompt)), prompt) for prompt in may_be_long), default=(0, ""))
+    most_bytes = settings.prompt_budget - len(ids_of(replace(first, prompt="")))
+    lengths = {
+        prompt: len(ids_of(problem))
+        for prompt, problem in distinct.items()
+        if len(prompt.encode()) > most_bytes or problem.system != first.system
+    }
+    prompt = max(lengths, key=lengths.get, default="")
+    most = lengths.get(prompt, 0)
     refuse(
         most > settings.prompt_budget,
         f"the prompt {prompt[:60]!r} has {most} tokens with its instruction and the chat template;"

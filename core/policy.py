@@ -25,7 +25,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 import loss
-from core.model import head_of, masks, padded
+from core.model import head_of, masks, of_config, padded
 from core.rollouts import Rollout
 
 # --- micro-batches --------------------------------------------------------------------------------
@@ -223,12 +223,11 @@ class Policy(torch.nn.Module):
         positions_BT = prompt_tokens_B1 + places_K[: T - 1]
         prompts_BL = torch.where(places_K[:L] < prompt_tokens_B1, places_K[:L], L + T)
         keys_BK = torch.cat([prompts_BL, positions_BT], 1)  # padding comes later than all tokens
-        config = self.model.config.get_text_config()
-        last_position = (getattr(config, "max_position_embeddings", None) or L + T) - 1
+        positions = of_config(self.model, L + T, "max_position_embeddings")
         rest_BTD = self.trunk(
             m.inputs_BT[:, 1:],
             past_key_values=cache,
-            position_ids=positions_BT.clamp(max=last_position),
+            position_ids=positions_BT.clamp(max=positions - 1),
             attention_mask=masks(self.model, positions_BT, keys_BK, prompts_PLD.dtype),
         )
         last_B1D = prompts_PLD[m.prompt_B, m.prompt_tokens_B - 1][:, None]

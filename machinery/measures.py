@@ -9,7 +9,7 @@ from torch import Tensor, no_grad
 from torch.nn import Embedding
 from transformers import PreTrainedModel
 
-from core.model import windows
+from core.model import of_config, windows
 from core.policy import MicroBatch
 from core.rollouts import Batch
 from machinery.ranks import from_all_ranks
@@ -85,14 +85,14 @@ class Totals:
     def over_ranks(self) -> None:
         """Add up the totals of all ranks, which all call this. After it all have the same, so all
         decide alike whether the step is skipped."""
-        totals = from_all_ranks((self.sums, self.counts, self.parts, self.ratio_max, self.tokens))
-        self.sums, self.counts, self.parts = Counter(), Counter(), []
-        for sums, counts, parts, ratio_max, tokens in totals:
-            self.sums.update(sums)
-            self.counts.update(counts)
-            self.parts += parts
-            self.ratio_max = max(self.ratio_max, ratio_max)
-            self.tokens |= tokens
+        of_all, *others = from_all_ranks(self)
+        for other in others:
+            of_all.sums.update(other.sums)
+            of_all.counts.update(other.counts)
+            of_all.parts += other.parts
+            of_all.ratio_max = max(of_all.ratio_max, other.ratio_max)
+            of_all.tokens |= other.tokens
+        vars(self).update(vars(of_all))
 
     def columns(self) -> dict:
         """Columns of the log: the loss, and means over the tokens. What loss.policy_loss sums under
@@ -146,13 +146,6 @@ def pairs(parts: list[tuple[int, int]], window: int | None) -> int:
         return n * (n + 1) // 2 - beyond * (beyond + 1) // 2
 
     return sum(of_first(before + n) - of_first(before) for n, before in parts)
-
-
-def of_config(model: PreTrainedModel, usual: int, *names: str) -> int:
-    """The first of these entries that the model's config has, and that is not 0; else the usual
-    number."""
-    values = [getattr(model.config.get_text_config(), name, None) for name in names]
-    return next(filter(None, values), usual)
 
 
 # --- what training costs --------------------------------------------------------------------------

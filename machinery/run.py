@@ -30,10 +30,10 @@ from core.model import (
     load_model,
     load_tokenizer,
     make_decoding,
+    prompt_ids,
     recurrent,
     refuse_prompts,
     refuse_too_long,
-    render,
 )
 from core.policy import Policy
 from core.rollouts import Batch, Group, Rollout, SharedParameters
@@ -213,8 +213,7 @@ def make_prompts(
     refuse_too_long(model, decoding.longest)
     refuse_prompts(tokenizer, problems, settings)
     first = problems[0]
-    system, reply = first.system_turn(settings.system), first.answer
-    ids = render(tokenizer, first.prompt, settings.thinking, system)
+    reply, ids = first.answer, prompt_ids(tokenizer, first, settings)
     ends = " or ".join(repr(tokenizer.decode([token])) for token in decoding.eos)
     say(f"The first prompt, as the model gets it: {tokenizer.decode(ids)!r}")
     if first.task.endswith("mathematics"):

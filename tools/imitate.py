@@ -21,7 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
-from core.model import end_tokens, load_model, load_tokenizer, refuse_too_long, render
+from core.model import end_tokens, load_model, load_tokenizer, prompt_ids, refuse_too_long
 from core.screen import Progress, say
 from core.settings import model_path, refuse, refuse_small_numbers
 from curve.flags import option, read_flags, run_command
@@ -69,8 +69,7 @@ def main(arguments: list[str]) -> int:
     # The model learns the solution and its EOS, after which nothing is ever sampled.
     examples, ends = [], end_tokens(tokenizer)
     for problem in source.train:
-        system = problem.system_turn(command.system)
-        prompt = render(tokenizer, problem.prompt, command.thinking, system)
+        prompt = prompt_ids(tokenizer, problem, command)
         solution = tokenizer(problem.answer, add_special_tokens=False).input_ids
         solution = [*itertools.takewhile(lambda token: token not in ends, solution), ends[0]]
         about = f"shorten the solution of {problem.prompt[:60]!r}, or remove it"

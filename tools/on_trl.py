@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from trl import GRPOConfig, GRPOTrainer, TrlParser
 
 import loss
-from core.model import completion_texts, load_tokenizer, make_decoding, render, turns
+from core.model import completion_texts, load_tokenizer, make_decoding, prompt_ids, turns
 from core.rollouts import given_rollout
 from core.settings import Settings, read_settings, read_sources
 from data import Problem
@@ -38,10 +38,7 @@ def reward_function(
     def reward(number, held_out, completion_ids, log_metric, **_) -> list[float]:
         """The lists have a value for each completion of this process."""
         asked = [problems[i] for i in number]
-        prompts = [
-            render(tokenizer, each.prompt, settings.thinking, each.system_turn(settings.system))
-            for each in asked
-        ]
+        prompts = [prompt_ids(tokenizer, problem, settings) for problem in asked]
         rollouts = [*map(given_rollout, prompts, completion_ids)]
         texts = completion_texts(tokenizer, decoding, rollouts)
         verdicts = dict(verifiers.judge([*zip(itertools.count(), asked, texts)]))
