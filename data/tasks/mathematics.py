@@ -230,10 +230,10 @@ def equal(reference: str, answer: str, text: str = "") -> bool:
         return False
 
 
-def same_quantity(wanted: str, given: str, text: str) -> bool:
+def same_quantity(reference: str, answer: str, text: str) -> bool:
     """Whether two answers that are not words have the same unit and the same meaning. Raises one of
     FAULTS if one of them has no meaning."""
-    (wanted, wanted_unit), (given, given_unit) = meanings(wanted, given)
+    (wanted, wanted_unit), (given, given_unit) = meanings(reference, answer)
     if not may_use(wanted, given):
         return False
     if wanted_unit == given_unit:
