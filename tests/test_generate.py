@@ -2,7 +2,6 @@
 command."""
 
 import ast
-import contextlib
 import dataclasses
 import itertools
 import json
@@ -15,7 +14,6 @@ from unittest.mock import Mock, call
 
 import pytest
 import torch
-from conftest import save_random, sizes
 from faults import ROOT, python
 from sampling import (
     decoding,
@@ -28,7 +26,6 @@ from sampling import (
 )
 from steps import run_train
 from tokenizers.processors import TemplateProcessing
-from transformers import BloomConfig, DogeConfig, RwkvConfig
 
 import generate
 from core import generators
@@ -79,29 +76,15 @@ def test_few_slots_and_the_widths_of_a_gpu_sample_what_many_slots_do(models, mon
 # --- models that cannot be sampled ----------------------------------------------------------------
 
 
-def test_a_model_that_cannot_be_sampled_over_slots_is_refused_in_one_sentence(models, tmp_path):
-    """RWKV's cache is none of keys and values, and Bloom's attention takes places in the cache for
-    positions. Doge can be sampled, which names the mask in a call."""
-    tokenizer, folders = make_tokenizer(), dict(models)
-    for kind in (DogeConfig, RwkvConfig, BloomConfig):
-        folder = tmp_path / kind.model_type
-        folders[kind] = save_random(kind(**sizes(tokenizer)), folder, tokenizer, std=0.3)
-    for kind, folder in folders.items():
-        refused = pytest.raises(ValueError, match=rf"^--model {folder}: .*over slots[^\n]*$")
-        with refused if kind in (RwkvConfig, BloomConfig) else contextlib.nullcontext():
-            refuse_wrong_logprobs(load_model(folder), folder, True, kind in models)
-
-
 def test_a_model_with_too_few_positions_is_refused(models, monkeypatch):
     """Of a model that reads pictures too, the language part is looked at."""
-    model = load_model(models["llama"])
-    language = model.config
-    model.config = SimpleNamespace(get_text_config=lambda: language)
+    model = load_model(models["gemma3-pictures"])
+    refuse_wrong_logprobs(model, "M", True, True)
     refuse_too_long(model, decoding().longest)
     longrope = {"rope_type": "longrope", "original_max_position_embeddings": 40}
     for name, value in (("rope_parameters", longrope), ("max_position_embeddings", 40)):
         with monkeypatch.context() as changed, pytest.raises(ValueError, match="model holds 40"):
-            changed.setattr(language, name, value)
+            changed.setattr(model.config.text_config, name, value)
             refuse_too_long(model, decoding().longest)
 
 

@@ -107,22 +107,6 @@ def test_a_batch_is_the_oldest_finished_groups_and_waits_for_one_that_would_get_
 # --- length control -------------------------------------------------------------------------------
 
 
-# Tokens sampled when thinking and the answer may have 5 and 4; when thinking ended; what comes.
-BUDGETS = """
-interruption | 0 4 5 | -1 -1 -1 | 0 0 1 | 0 0 0
-interruption | 0 3 4 8 9 | 0 0 0 5 5 | 0 0 0 0 0 | 0 0 1 0 1
-penalty | 0 8 9 | -1 5 -1 | 0 0 0 | 0 0 1
-"""
-
-
-@pytest.mark.parametrize("row", rows(BUDGETS))
-def test_a_completion_is_interrupted_or_truncated_at_its_budget(row):
-    kind, *numbers = row
-    sampled, closed, *expected = (tensor(*map(int, each.split())) for each in numbers)
-    found = loss.interrupt_or_truncate(kind, sampled, closed, 5, 4)
-    assert [*map(torch.equal, found, (each.bool() for each in expected))] == [True, True]
-
-
 def test_the_length_penalty_is_on_correct_completions_only():
     scores = tensor([1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.75, 0.25])
     lengths = tensor([60, 100, 110, 120, 600, 120, 120, 100])

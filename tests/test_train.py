@@ -6,15 +6,11 @@ import re
 
 import pytest
 import torch
-import transformers
-from conftest import save_random
 from faults import ROOT, RealRun, apply, check_log, log, project
 
 from core.model import load_model
-from core.settings import parse, read_settings
-from docs.make_base import BASE_MODEL, make_tokenizer
+from docs.make_base import BASE_MODEL
 from machinery.folder import checkpoints
-from machinery.run import open_run
 
 
 def run(folder, *flags, name="run"):
@@ -22,18 +18,6 @@ def run(folder, *flags, name="run"):
     done = RealRun(folder, "--train-prompts", "40", *flags, name=name)
     done.end_well()
     return done.folder, done.text()
-
-
-def test_a_model_with_alibi_trains_without_shared_prompts(tmp_path, here):
-    """MPT takes the place in the cache for the position."""
-    tokenizer = make_tokenizer()
-    config = transformers.MptConfig(
-        d_model=32, n_heads=4, n_layers=2, vocab_size=len(tokenizer), max_seq_len=256
-    )
-    folder = save_random(config, tmp_path / "mpt", tokenizer, std=0.3)
-    run = open_run(parse(["--model", folder, "--one-process"]))
-    assert not run.settings.share_prompts
-    assert read_settings(run.folder).share_prompts  # as asked
 
 
 def test_a_whole_short_run(tmp_path):
