@@ -5,7 +5,6 @@ import importlib
 import json
 import random
 import re
-import unicodedata
 from pathlib import Path
 
 import huggingface_hub
@@ -90,20 +89,12 @@ def test_every_format_gives_the_same_problems(tmp_path):
         problems, _ = read(write(tmp_path / f"mine{suffix}", made))
         answers = {problem.text: problem.answer for problem in problems}
         assert answers == {row["problem"]: row["answer"] for row in made}
-    cells = '""{0}problem{0}answer\n0{0}"1, plus\n1?"{0}2\n1{0}é?{0}4\n'
-    for separator in ";\t":  # of other programs' tables
-        (tmp_path / "a.csv").write_text(cells.format(separator), encoding="utf-8-sig")
-        problems, _ = read(str(tmp_path / "a.csv"))
-        assert {(p.text, p.answer) for p in problems} == {("1, plus\n1?", "2"), ("é?", "4")}
 
 
-def test_columns_are_guessed_and_told_or_named(tmp_path):
-    row = {"question": "1?", "query": "2?", "target": 3, "gold": "4"}
-    path = write(tmp_path / "a.jsonl", [row])
-    (guessed,), (note,) = read(path)
-    assert "problem=question, answer=target" in note and guessed.answer == "3"
-    (named,), notes = read(f"{path},problem=query,answer=gold")
-    assert (named.text, named.answer, notes) == ("2?", "4", [])
+def test_columns_that_are_guessed_are_told_and_the_instruction_is_the_users(tmp_path):
+    path = write(tmp_path / "a.jsonl", [{"question": "1?", "target": 3}])
+    _, (note,) = read(path)
+    assert "problem=question, answer=target" in note
     usual = f"\n\n{mathematics.INSTRUCTION}"
     for instruction, wanted in ((None, usual), ("Be brief.", "\n\nBe brief."), ("", "")):
         ((problem,), _) = read(path, instruction)
@@ -120,21 +111,20 @@ def test_a_column_of_tests_makes_programming_problems(tmp_path, monkeypatch):
     (fast,), _ = read(path, "Fast.")
     assert usual.task == "data.tasks.programming" and fast.prompt == f"{usual.prompt}\n\nFast."
     assert "no Landlock" in notes[-1]
-    assert task_of(path) == task_of("deepcoder:2") == usual.task
+    assert task_of(path) == usual.task
 
 
 def test_the_task_of_a_data_set_is_told_without_reading_it(tmp_path):
     answers = write(tmp_path / "a.jsonl", records(20))
     open(answers, "a").write("\nthis line is never read")
-    assert task_of(answers) == task_of("aime24") == "data.tasks.mathematics"
-    assert task_of("arithmetic") == "data.tasks.arithmetic"
+    assert task_of(answers) == "data.tasks.mathematics"
 
 
 def as_written(content: str) -> str:
-    """The content of a file in the tables, with what is SHORT in it. // is a line end, and 8 7 are
-    two choices."""
+    """The content of a file in the tables, with what is SHORT in it. // is a line end, ⇥ a
+    tab, and 8 7 are two choices."""
     long = re.sub(r"(?<=[\[{ ])[A-Z](?=[\],])", lambda letter: SHORT[letter[0]], content)
-    return long.replace(" 8 7", "//A. 8//B. 7").replace("//", "\n")
+    return long.replace(" 8 7", "//A. 8//B. 7").replace("//", "\n").replace("⇥", "\t")
 
 
 # A file in a shape of public data sets, what is asked, and the answer.
@@ -166,6 +156,9 @@ a.jsonl | {"query": "Q", "response": "It is $\\boxed{7}$. The answer is: $7$. I 
 a.jsonl | {Q, "solution": "So \\boxed{7}", "target": 0} | Q | 7
 a.jsonl | {Q, "answer": "It is 7.", "expected_answer": "7"} | Q | 7
 a.jsonl | {"Problem": "Q", "Final Answer": 7} | Q | 7
+a.csv | "";problem;answer//0;"1, é//1?";2 | 1, é//1? | 2
+a.csv | ""⇥problem⇥answer//0⇥"1, é//1?"⇥2 | 1, é//1? | 2
+a.jsonl | {Q, "solution": "This is to be shown."}//{Q, "solution": "so \\boxed{7}"} | Q | 7
 a.csv | Problem Type,Question,Correct Answer//word,Q,7 | Q | 7
 a.json | {Q, "answer": "7"}//{"problem": "R", "answer": "8"} | Q | 7
 a.json | {//"1": {Q, "answer": "7"},//"2": {"problem": "R", "answer": "8"}} | Q | 7
@@ -183,7 +176,7 @@ a.jsonl | {"prompt": [{"role": "user", "content": [{"text": "Q"}]}], "answer": 7
 def test_every_shape_of_public_data_sets_is_read(tmp_path):
     for name, content, text, answer in rows(SHAPES):
         path, content = tmp_path / name, as_written(content)
-        path.write_text(content)
+        path.write_text(content, encoding="utf-8-sig")
         if path.suffix == ".parquet":
             write(path, [json.loads(content)])
         (problem, *_), _ = read(str(path), "")
@@ -191,9 +184,10 @@ def test_every_shape_of_public_data_sets_is_read(tmp_path):
         assert (asked, problem.answer) == (as_written(text), answer), content
 
 
-def test_choices_passages_and_messages_are_named_by_hand_and_held_out(tmp_path):
-    row = {"a": "Q", "b": [8, 7], "c": "P", "d": json.loads(as_written("[S, T, A]")), "e": "7"}
-    path = write(tmp_path / "a.jsonl", [row | {"e": 7}])
+def test_choices_passages_and_messages_are_named_by_hand(tmp_path):
+    turns = json.loads(as_written("[S, T, A]"))
+    row = {"a": "Q", "b": [8, 7], "c": "P", "d": turns, "e": 7, "question": "R", "answer": "8"}
+    path = write(tmp_path / "a.jsonl", [row])
     ((problem,), notes) = read(f"{path},problem=a,choices=b,passage=c,answer=e")
     assert (problem.text, problem.answer, notes) == ("P\n\nQ\nA. 8\nB. 7", "B", [])
     ((problem,), _) = read(f"{path},problem=d,answer=d.assistant")
@@ -201,19 +195,6 @@ def test_choices_passages_and_messages_are_named_by_hand_and_held_out(tmp_path):
     spec = parse_spec(f"{path},problem=d,solution=d.assistant", wanted="solution")
     ((problem,), _) = read_problems(spec, [Path(path)])
     assert problem.answer == r"It is 7, so \boxed{7}."
-    made = [row | {"problem": "Which?", "choices": [str(i), "x"], "answer": 1} for i in range(99)]
-    apart = write(tmp_path / "apart.jsonl", made[:50])
-    source = load(f"{write(tmp_path / 'all.jsonl', made)},validation={apart}")
-    assert len(source.validation) == 50 and len(source.train) <= 49
-
-
-def test_records_without_an_answer_are_left_out_and_told(tmp_path):
-    made = [{"problem": f"Q{i}", "solution": rf"so \boxed{{{i}}}"} for i in range(3)]
-    made[1]["solution"] = "This is to be shown."
-    path = write(tmp_path / "a.jsonl", made)
-    problems, notes = read(path)
-    assert sorted(problem.answer for problem in problems) == ["0", "2"]
-    assert re.search(r"1 records .* left out, .*line 2: the answer 'This is to be shown", notes[-1])
 
 
 # A file, its content, and words of the sentence beside its name.
@@ -337,11 +318,14 @@ def test_no_command_evaluates_on_what_another_one_trains_on(tmp_path, squares):
         assert trained and held_out and not trained & held_out, name
 
 
-def test_what_is_held_out_depends_on_the_text_alone(tmp_path):
+def test_what_is_held_out_depends_on_the_text_alone_in_any_spelling(tmp_path):
     made = records(500)
     path = write(tmp_path / "a.jsonl", made)
-    source, turned = load(path, 400, 20), load(write(tmp_path / "b.jsonl", made[::-1]), 40, 5)
-    assert turned.validation == source.validation[:5] and turned.train == source.train[:40]
+    other = [row | {"problem": row["problem"].upper()} for row in reversed(made)]
+    source, turned = load(path, 400, 20), load(write(tmp_path / "b.jsonl", other), 40, 5)
+    keys = lambda problems: [problem.key for problem in problems]
+    assert keys(turned.validation) == keys(source.validation[:5])
+    assert keys(turned.train) == keys(source.train[:40])
     assert len(source.validation) == 20 and len(source.train) == 400
     assert {problem.answer for problem in turned.train} != {str(i + 1) for i in range(40)}
     evaluated = load_evaluation(path, 1000)
@@ -349,33 +333,17 @@ def test_what_is_held_out_depends_on_the_text_alone(tmp_path):
     assert "1000 problems for validation were asked for" in evaluated.notes[-1]
 
 
-# What a text is written as: no problem of the one file is on the other side in the other.
-SPELLINGS = {
-    "dollars": lambda text: re.sub(r"(\d+)", r"$\1$", text),
-    "combining accents": lambda text: unicodedata.normalize("NFD", text),
-    "capitals": str.upper,
-    "no width": lambda text: text.replace(" ", " \u200b"),
-    "signs": lambda text: re.sub(" ?([+?]) ?", r"  \1\n", text),
-    "wide": lambda text: re.sub(r"\d", lambda digit: chr(ord(digit[0]) + 0xFEE0), text),
-}
-
-
-@pytest.mark.parametrize("spelling", SPELLINGS)
-def test_the_same_problems_in_another_spelling_are_held_out_with_them(tmp_path, spelling):
-    made = [row | {"problem": f"A café: {row['problem']}"} for row in records(300)]
-    other = [row | {"problem": SPELLINGS[spelling](row["problem"])} for row in made]
-    files = [write(tmp_path / name, rows) for name, rows in (("a.csv", made), ("b.jsonl", other))]
-    one, two = load_data(files, None, None)
-    assert [problem.key for problem in one.train] == [problem.key for problem in two.train]
-    assert one.validation and {p.answer for p in one.validation} == {
-        p.answer for p in load_evaluation(files[1], 300).validation
-    }
+SAME = """
+A café: is 12 + 1 it?;A CAFÉ: IS 12 + 1 IT?;A cafe\u0301: is 12 + 1 it?;A café: is $12$ + $1$ it?;
+A \u200bcafé: is 12 + 1 it?;A café: is \uff11\uff12 + \uff11 it?;A café: is 12  +\n1 it  ?
+"""  # one problem
 
 
 def test_texts_that_differ_in_spaces_and_line_ends_alone_are_one_problem(tmp_path):
     texts = "Write 11/2;Write 1 1/2;52 + 1;5² + 1;aB;Ab;x$1;x1; Write\n11/2 "
     apart = [r"find x", "find X", "10^2", "102", "10²", "10, 200", "10,200", r"\Delta", r"\delta"]
-    assert len({one_spelling(text) for text in apart}) == len(apart)
+    assert len({*map(one_spelling, apart)}) == len(apart)
+    assert len({*map(one_spelling, SAME.split(";"))}) == 1
     texts = texts.split(";")
     made = [{"problem": text, "answer": str(i % 8)} for i, text in enumerate(texts)]
     problems, notes = read(write(tmp_path / "a.csv", made))
