@@ -56,41 +56,26 @@ def test_the_file_is_what_the_script_makes():
     assert len(CASES) == TEXT.count("\n") + 1
 
 
-def advantages_of(case) -> dict:
-    """What loss.py has for the keys that are expected of a case of norms."""
-    rewards = 2 * torch.tensor(case["scores"]) - 1
-    usable = rewards >= -1
-    counted = loss.counted_samples(rewards, usable, True)
-    return {"advantages": loss.advantages(rewards, usable, counted, case["norm"])}
-
-
-def loss_of(case) -> dict:
-    """What loss.py has for the keys that are expected of another case."""
-    columns = ("logp_train", "logp_gen", "mask", "advantages")
-    logp, gen, mask, advantages = (torch.tensor(case[key]) for key in columns)
-    lengths, groups = mask.sum(1).view(-1, 3), advantages.view(-1, 3)
+def by_loss_py(case):
+    """The loss of a case by the adapter of the page; of a case of norms, the advantages."""
+    if "norm" in case:
+        rewards = 2 * case["scores"] - 1
+        usable = rewards >= -1
+        counted = loss.counted_samples(rewards, usable, True)
+        return loss.advantages(rewards, usable, counted, case["norm"])
     bounds = {"eps_max": case["high"]}
     if case["loss"] != "cispo":
         bounds = {"eps_low": 1 - case["low"], "eps_high": case["high"] - 1}
-    recipe = loss.Recipe(loss=case["loss"], **bounds)
-    counted = loss.counted_samples(groups, lengths > 0, True)
-    weights = loss.token_weights(lengths, counted, case["aggregation"]).flatten()
-
-    given = recipe, logp.requires_grad_(), gen, mask.bool(), advantages
-    terms, _, clip = loss.token_terms(*given)
-    value, _ = loss.policy_loss(*given, weights)
-    (coefficient,) = torch.autograd.grad(terms.sum(), logp)
-    (gradient,) = torch.autograd.grad(value, logp)
-    found = dict(coefficient=coefficient, gradient=gradient, clip=clip, loss=value.detach())
-    return found | {"weight": weights[:, None] * mask}
+    adapter, recipe = {}, f"Recipe(loss={case['loss']!r}, **{bounds})"
+    exec(ADAPTER.replace("Recipe()", recipe), adapter)
+    value = adapter["cispo"](case)
+    assert value.item() == pytest.approx(CASES[case["name"]]["expected"]["loss"])
+    return value
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_loss_py_gives_the_vectors(name):
-    case = CASES[name]
-    found = advantages_of(case) if "norm" in case else loss_of(case)
-    expected = {key: torch.tensor(each) for key, each in case["expected"].items()}
-    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-9, check_dtype=False)
+    assert conform.verdict(by_loss_py, **CASES[name]) == "equal"
 
 
 # What stands in the adapter of the page, and what is put there; the cases; how many are equal; one

@@ -24,7 +24,6 @@ from sampling import (
     samples_takes_updates_validates_and_stops,
     settings_of,
 )
-from steps import run_train
 from tokenizers.processors import TemplateProcessing
 
 import generate
@@ -53,24 +52,18 @@ from data.verify import Verdict
 from docs.make_base import make_tokenizer
 from machinery.evaluation import judge_all
 from machinery.run import make_prompts
-from tools import imitate
 
 # --- the engine -----------------------------------------------------------------------------------
 
 
-def test_few_slots_and_the_widths_of_a_gpu_sample_what_many_slots_do(models, monkeypatch):
-    """Requests wait, and completions move to other slots when others end."""
-    model, wanted = load_model(models["llama"]), requests(2)
-    many = sample_all(TorchEngine(model, decoding(), 32), wanted)
+def test_one_slot_and_the_widths_of_a_gpu_sample_from_the_model(models, monkeypatch):
+    model = load_model(models["llama"])
     on_a_gpu = lambda positions, _: padded(positions, torch.device("cuda"))
     monkeypatch.setattr("core.torch_engine.padded", on_a_gpu)
-    for slots in (1, 3):
-        engine = TorchEngine(model, decoding(prompt_budget=200), slots)
-        few = sample_all(engine, wanted)
-        assert (engine.cache.width, engine.cache.positions) == (64, 256)
-        for one, other in zip(many, few, strict=True):
-            assert one.tokens.tolist() == other.tokens.tolist()
-            assert largest_error(other, model) < 1e-4
+    engine = TorchEngine(model, decoding(prompt_budget=200), slots=1)
+    rollouts = sample_all(engine, requests(2))
+    assert (engine.cache.width, engine.cache.positions) == (64, 256)
+    assert max(largest_error(rollout, model) for rollout in rollouts) < 1e-4
 
 
 # --- models that cannot be sampled ----------------------------------------------------------------
@@ -334,7 +327,7 @@ def test_only_prompts_that_may_be_too_long_are_rendered_before_a_run(monkeypatch
         refuse_prompts(tokenizer, prompts, Sampling(prompt_budget=most - 1))
 
 
-def test_code_that_lies_in_a_models_folder_is_never_run(models, tmp_path, here, monkeypatch):
+def test_code_that_lies_in_a_models_folder_is_never_run(models, tmp_path):
     """And nobody is asked whether it may be."""
     folder = shutil.copytree(models["llama"], tmp_path / "hostile")
     (folder / "hostile.py").write_text(f"open({str(tmp_path / 'it ran')!r}, 'w')\n")

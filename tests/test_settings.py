@@ -92,7 +92,8 @@ VALUES = """
 --data polaris:3 deepcoder | paper | learning_rate 5e-07; adam_eps 1e-15; answer_budget 2048
 --data gsm8k --defaults toy | toy |
 --data gsm8k --defaults small | small | learning_rate None
---defaults small --learning-rate 1e-5 --loss dapo --eps-low 0 --least-prompts 0 | small | learning_rate 1e-05
+--defaults small --learning-rate 1e-5 --least-prompts 0 | small | learning_rate 1e-05
+--loss dapo --eps-low 0 | toy | eps_low 0.0
 --max-length 8 | toy | thinking_budget (6, 6); answer_budget 2; length_control penalty
 --recipe base --no-positive-resampling | toy | no_positive_resampling True
 --data gym:gcd --leave-out asynchrony | short | asynchrony ppo-8; length_control penalty

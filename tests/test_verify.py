@@ -125,14 +125,6 @@ def wait_until(condition, seconds: float = 30) -> None:
         time.sleep(0.01)
 
 
-def test_the_default_task_is_judged_as_it_judges_itself():
-    problems, ends = arithmetic.problems("train", 600), ["", "1"]
-    items = [(each, f"1+1</think>{each.answer}{end}") for each in problems for end in ends]
-    with VerifierPool(2, time_limit=10, memory_gib=4) as pool:
-        assert pool.results() == [] and pool.unfinished == 0
-        assert judge(pool, items) == [Verdict(1.0), Verdict(0.0)] * 600
-
-
 def test_of_several_failures_the_first_is_named():
     said = no_verdict_at_all([Verdict(0, "died"), Verdict(0, "memory")])
     assert "first, died" in said
