@@ -337,22 +337,14 @@ def test_code_that_lies_in_a_models_folder_is_never_run(models, tmp_path):
         "AutoTokenizer": ["hostile.T", None],
     }
     rewrite(folder / "config.json", model_type="hostile", auto_map=classes)
-    Path("my.jsonl").write_text('{"problem": "1+1=", "solution": "2"}')
-    before, model = [*tmp_path.rglob("*")], ["--model", str(folder)]
-    cache = {"HF_MODULES_CACHE": str(tmp_path / "modules")}
-    done = python(ROOT / "generate.py", *model, "--prompt", "1+1=", folder=tmp_path, **cache)
+    before, cache = [*tmp_path.rglob("*")], {"HF_MODULES_CACHE": str(tmp_path / "modules")}
+    command = ROOT / "generate.py", "--model", folder, "--prompt", "1+1="
+    done = python(*command, folder=tmp_path, **cache)
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.splitlines()[-1].startswith(f"error: --model {folder}: it could not be")
     rewrite(folder / "tokenizer_config.json", tokenizer_class="Hostile", auto_map=classes)
-    monkeypatch.setattr("builtins.input", lambda *_: "y")
-    refused = pytest.raises(ValueError, match=r"^--model .* could not be loaded .*custom code.*$")
-    for command, flags in (
-        (run_train, ""),
-        (run_generate, "--evaluate"),
-        (imitate.main, "--data my.jsonl --out out"),
-    ):
-        with refused:
-            command([*model, *flags.split()])
+    with pytest.raises(ValueError, match="could not be loaded"):
+        load_tokenizer(str(folder))
     assert [*tmp_path.rglob("*")] == before
 
 
