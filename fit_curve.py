@@ -155,7 +155,7 @@ def main(arguments: list[str]) -> int:
     variants, unfit = fit_logs(named_logs(options), options)
     if not variants:
         raise ValueError("; and ".join(unfit))
-    fits = [fit for seeds in variants.values() for fit in seeds]
+    fits = sum(variants.values(), [])
     reports = [report(fit, options.predict, options.reach) for fit in fits]
     variants = {variant: fit_together(seeds) for variant, seeds in variants.items()}
     comparisons = compare_with_first(variants) if options.compare else []

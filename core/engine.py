@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 import loss
 from core.rollouts import Request, Rollout
-from core.settings import Sampling, cpu_threads, refuse, trunk_dtype, usual_slots
+from core.settings import PRESETS, Sampling, Settings, cpu_threads, refuse, trunk_dtype
 
 
 @dataclass(frozen=True)
@@ -271,7 +271,7 @@ def engine_settings(
         devices=devices,
         dtype=trunk_dtype(settings, devices[0]),
         threads=cpu_threads(settings),
-        slots=settings.slots or usual_slots(settings),
+        slots=settings.slots or PRESETS[settings.defaults].get("slots", Settings.slots),
         decoding=decoding,
         engine=engine,
         memory=settings.generator_memory,

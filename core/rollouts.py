@@ -185,8 +185,7 @@ class SharedParameters:
         except RuntimeError as error:
             advice = "raise `ulimit -f`, or make /dev/shm writable"
             raise ValueError(f"no shared memory for the parameters ({error}): {advice}") from None
-        self.begun_W = torch.full((ranks,), -1).share_memory_()  # int64: versions
-        self.written_W = torch.full((ranks,), -1).share_memory_()
+        self.begun_W, self.written_W = torch.full((2, ranks), -1).share_memory_()  # int64: versions
 
     def views(self) -> dict[str, Tensor]:
         """The parameters by name, as views of the shared memory."""

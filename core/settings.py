@@ -10,6 +10,7 @@ The value of a setting comes from the first of these that has one (`starting_val
     5. the field in this file or in loss.Recipe
 """
 
+import importlib.util
 import json
 import math
 import os
@@ -247,7 +248,7 @@ class GenerateCommand(Sampling):
 # models if they answer in a few words, without </think> (docs/real_model.md).
 PRESETS = {
     name: {part.name: part.metadata[name] for part in fields(Settings) if name in part.metadata}
-    for name in ("toy", "paper", "small", "short")
+    for name in ("auto", "toy", "paper", "small", "short")
 }
 PRESETS["short"] |= {"asynchrony": "pipeline-2", "length_control": "penalty"}  # of the recipe
 
@@ -270,11 +271,6 @@ MAY_CHANGE = set(
 OF_ITS_RUN = """data defaults prompt_budget thinking_budget answer_budget length_control
     end_of_thinking interruption_phrase thinking instruction system slots verifiers
     verifier_time_limit verifier_memory""".split()
-
-
-def usual_slots(settings: Sampling) -> int:
-    """The slots of a generator, if no flag gives them."""
-    return PRESETS.get(settings.defaults, {}).get("slots", Settings.slots)
 
 
 # --- devices --------------------------------------------------------------------------------------
@@ -512,6 +508,10 @@ def refuse_impossible(settings: Sampling) -> None:
             "--one-process samples with --engine torch: vLLM makes a group of processes, which"
             " would become the trainer's",
         )
+    refuse(
+        settings.track and not importlib.util.find_spec(settings.track),
+        f"--track {settings.track}: it is not installed; `pip install {settings.track}` brings it",
+    )
     devices_here(settings)
 
 

@@ -4,7 +4,6 @@ import argparse
 import contextlib
 import dataclasses
 import difflib
-import inspect
 import os
 import signal
 import sys
@@ -83,7 +82,7 @@ def flag(field: str) -> str:
 def _parser(kind: type, description: str | None, values: dict) -> argparse.ArgumentParser:
     """values: the defaults that the help shows; of the other fields it shows those of the field."""
     parser = argparse.ArgumentParser(
-        description=description or inspect.getdoc(kind),
+        description=description,
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,  # so the namespace holds only the flags that were given
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -7,8 +7,6 @@ the sigmoid (`benchmarks/public_runs.py`, docs/fitting.md).
 Dimensions: m values of compute, k weighted sums of a curve at these.
 """
 
-from typing import NamedTuple
-
 import numpy as np
 from scipy.special import stdtrit  # quantiles of Student's t; scipy.stats is slow to import
 
@@ -29,16 +27,6 @@ LEAST_TO_STOP = 10  # points before the last; with fewer no run counts as levell
 # --- 1. The forecast ------------------------------------------------------------------------------
 
 
-class Forecast(NamedTuple):
-    """Weighted sums of the pass rate at more compute, (k,) each."""
-
-    value: Array
-    low: Array  # of the 95 % interval
-    high: Array
-    sigmoid: Array
-    power_law: Array
-
-
 def damped_trend(fit: Fit, C: Array) -> Array:
     """The mean pass rate of the last sixth of the points, with half of the slope in log compute of
     the later half; at compute C (m,)."""
@@ -52,9 +40,10 @@ def damped_trend(fit: Fit, C: Array) -> Array:
     return np.clip(y[last].mean() + slope / 2 * (np.log(C) - x[last].mean()), 0, 1)
 
 
-def forecast(fit: Fit, C: Array, weights: Array, scatter: float = 0.0) -> Forecast:
-    """The forecast of weights (k, m) @ pass rate at compute C (m,) > 0. scatter: of single
-    validations, which widens the interval."""
+def forecast(fit: Fit, C: Array, weights: Array, scatter: float = 0.0) -> tuple[Array, ...]:
+    """The forecast of weights (k, m) @ pass rate at compute C (m,) > 0, the low and the high end of
+    its 95 % interval, and the forecasts of the sigmoid and of the power law, (k,) each. scatter: of
+    single validations, which widens the interval."""
     x, y = beyond_0(fit)
     law = fit.power_law
     of_law, of_sigmoid = np.square([power_law(x, *law) - y, fit.predict(x) - y]).sum(1)
@@ -69,7 +58,7 @@ def forecast(fit: Fit, C: Array, weights: Array, scatter: float = 0.0) -> Foreca
     doubt = np.hypot(DOUBT[bends] * np.ptp(curves, axis=0), np.hypot(LEAST_DOUBT, scatter))
     low = value - np.hypot(sigmoid - low, doubt)
     high = value + np.hypot(high - sigmoid, doubt)
-    return Forecast(value, np.clip(low, 0, 1), np.clip(high, 0, 1), sigmoid, law)
+    return value, np.clip(low, 0, 1), np.clip(high, 0, 1), sigmoid, law
 
 
 def each(fit: Fit, C: Array) -> tuple[Array, Array, Array]:

@@ -39,7 +39,7 @@ def plot_variants(
         from matplotlib.figure import Figure
     except ImportError:
         raise ValueError("a picture needs matplotlib: pip install matplotlib") from None
-    fits = [fit for seeds in variants.values() for fit in seeds]
+    fits = sum(variants.values(), [])
     # Text stays text in a PDF or SVG, and $ in a name begins no formula.
     as_text = {"pdf.fonttype": 42, "svg.fonttype": "none", "text.parse_math": False}
     with rc_context(as_text), whole_file(path) as partial:
@@ -95,7 +95,7 @@ def _draw_run(axes, fit: Fit, predict: Sequence[float]) -> None:
 
 def _draw_variants(axes, variants: Variants, comparisons: Sequence[Comparison]) -> None:
     """Each variant in a colour of its own. The legend says what is drawn."""
-    fits = [fit for seeds in variants.values() for fit in seeds]
+    fits = sum(variants.values(), [])
     verdicts = {comparison.variants[0]: f"; {comparison.verdict}" for comparison in comparisons}
     for i, (name, seeds) in reversed([*enumerate(variants.items())]):  # the first lies on top
         # The space is for names that begin with _: matplotlib would hide the label.

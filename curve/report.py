@@ -118,7 +118,7 @@ def variants_table(
     in the place of B, C_mid and the forecast if a seed alone does not identify A; but a compute
     that all curves describe is no forecast. An interval is over the seeds, and the forecast's at
     least as wide as those of their fits; that of a single run is of its fit."""
-    C = C or 2 * max(fit.C_max for fits in variants.values() for fit in fits)
+    C = C or 2 * max(fit.C_max for fit in sum(variants.values(), []))
     rows = []
     # The first variant is compared with none.
     for (variant, seeds), comparison in zip_longest(variants.items(), [None, *comparisons]):

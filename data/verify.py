@@ -96,10 +96,9 @@ class VerifierPool(contextlib.AbstractContextManager):
         many of the clock; memory_gib, GiB of address space."""
         self.time_limit, self.memory_gib = time_limit, memory_gib
         self.unfinished = 0  # submitted, and not returned by results()
-        # Keys, tasks and lines of JSON.
-        self._waiting: queue.SimpleQueue[tuple[Hashable, str, bytes]] = queue.SimpleQueue()
-        self._verdicts: queue.SimpleQueue[tuple[Hashable, Verdict]] = queue.SimpleQueue()
-        self._verifiers: dict[int, Verifier] = {}  # of each thread, the latest
+        self._waiting = queue.SimpleQueue()  # keys, tasks and lines of JSON
+        self._verdicts = queue.SimpleQueue()  # keys and verdicts
+        self._verifiers = {}  # by number of a thread its latest Verifier
         self._closing, self._crash = False, ""
         self._threads = [
             threading.Thread(target=self._serve, args=[i], daemon=True) for i in range(workers)
@@ -124,14 +123,11 @@ class VerifierPool(contextlib.AbstractContextManager):
         self.unfinished -= len(verdicts)
         return verdicts
 
-    def judge(
-        self, items: list[tuple[Hashable, Problem, str]], seconds: float = float("inf")
-    ) -> Iterator:
+    def judge(self, items: list[tuple[Hashable, Problem, str]]) -> Iterator:
         """Submit these completions, and yield each key with its verdict as it comes, until all have
-        one or these seconds are over."""
+        one."""
         self.submit(items)
-        deadline = time.monotonic() + seconds
-        while self.unfinished and time.monotonic() < deadline:
+        while self.unfinished:
             yield from self.results()
             time.sleep(0.002)
 

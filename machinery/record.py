@@ -7,7 +7,7 @@ it is warned of what often comes before a run goes wrong; docs/findings.md says 
 
 import contextlib
 import dataclasses
-import importlib.util
+import importlib
 import json
 import math
 import time
@@ -338,12 +338,6 @@ def step_warnings(lines: list[dict], prompts_left: int, groups_per_step: int) ->
 
 
 # --- trackers -------------------------------------------------------------------------------------
-
-
-def refuse_missing_tracker(name: str | None) -> None:
-    """ValueError if the tracker of --track is not installed."""
-    if name is not None and importlib.util.find_spec(name) is None:
-        raise ValueError(f"--track {name}: it is not installed; `pip install {name}` brings it")
 
 
 def start_tracker(settings: Settings, folder: Path) -> Callable:

@@ -66,7 +66,7 @@ from machinery.folder import (
 )
 from machinery.measures import Compute, Totals, attention_widths, matmul_parameters
 from machinery.ranks import Stop, from_rank_0, rank_and_ranks
-from machinery.record import Record, refuse_missing_tracker
+from machinery.record import Record
 from machinery.trainer import Start, gather, numerics_mismatch
 
 SHARED_MEMORY = Path("/dev/shm")  # where Linux has what processes share
@@ -85,7 +85,6 @@ def open_run(asked: Settings, sources: list[Source] | None = None) -> "Run":
     flags, the data or the model cannot be used.
     """
     # The data, and where the run goes on.
-    refuse_missing_tracker(asked.track)
     sources = sources or read_sources(asked)
     folder = asked.resume or new_folder(asked)
     # Before its checkpoint is chosen: a process that ends may still write a newer one.

@@ -161,6 +161,6 @@ def test_hostile_answers_cost_nobody_a_verdict():
     nineteen = problem("What?", "19")
     with VerifierPool(2, time_limit=5, memory_gib=2) as pool:
         items = [(i, nineteen, rf"</think>\boxed{{{text}}}") for i, text in enumerate(texts)]
-        verdicts = dict(pool.judge(items, seconds=200))
+        verdicts = dict(pool.judge(items))
     for i, text in enumerate(texts):
         assert (verdicts[i].correct, verdicts[i].failure) == (text == "19", None), text[:80]

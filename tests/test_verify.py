@@ -99,7 +99,7 @@ def task(tmp_path, monkeypatch):
 
 def judge(pool: VerifierPool, items: list) -> list:
     """All verdicts, in the order of the items."""
-    verdicts = [*pool.judge([(i, *item) for i, item in enumerate(items)], seconds=60)]
+    verdicts = [*pool.judge([(i, *item) for i, item in enumerate(items)])]
     assert sorted(key for key, _ in verdicts) == [*range(len(items))], "one verdict each"
     assert pool.unfinished == 0
     return [verdict for _, verdict in sorted(verdicts, key=lambda pair: pair[0])]
