@@ -130,7 +130,7 @@ def examples(rollouts: list[Rollout], verdicts: list[Verdict]) -> dict[str, dict
     kinds = {"right": {}, "in part": {}, "wrong": {}}
     for rollout, verdict in zip(rollouts, verdicts):
         kind = "right" if verdict.correct else "in part" if verdict.score > 0 else "wrong"
-        if verdict.failure is None and not rollout.truncated:
+        if not (verdict.failure or rollout.truncated):
             kinds[kind][rollout.request.group] = rollout
     return kinds
 

@@ -254,7 +254,7 @@ def engine_settings(
     """The settings of an engine on these devices. For --engine auto it is vLLM if that is installed
     and the devices are GPUs. ValueError if vLLM is wanted and missing."""
     engine, on_cpu = settings.engine, devices[0] == "cpu"
-    installed = importlib.util.find_spec("vllm") is not None
+    installed = importlib.util.find_spec("vllm")
     if engine == "auto":
         engine = "vllm" if installed and not on_cpu else "torch"
     refuse(

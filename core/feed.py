@@ -171,7 +171,7 @@ class Feed:
         deadline = time.monotonic() + 5.0
         for generator in self.generators:
             generator.close(max(0.0, deadline - time.monotonic()))
-        if self.verifiers is not None:
+        if self.verifiers:
             self.verifiers.close()
 
     # Batches
@@ -192,7 +192,7 @@ class Feed:
                 self.settings.recipe.asynchrony,
                 self.settings.groups_per_step,
             )
-            if chosen is not None:
+            if chosen:
                 groups = [done[i] for i in chosen]
                 if not self._judged(groups):
                     return None
@@ -243,7 +243,7 @@ class Feed:
             if groups_of[generator.number] >= most_of[generator.number]:
                 break
             prompt = self._next_prompt()
-            if prompt is None:
+            if not prompt:
                 break
             group = self._group(*prompt, generator)
             self.under_way[group.number] = group
@@ -381,7 +381,7 @@ class Feed:
         verdicts = self.verifiers.results()
         for (group, index), verdict in verdicts:
             group.verdicts[index] = verdict
-            if verdict.failure is not None:
+            if verdict.failure:
                 warn(
                     "verifier",
                     f"no verdict on a completion ({verdict.reason}); it is left out, and counted as"

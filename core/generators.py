@@ -58,7 +58,7 @@ class Generator:
         alive = self.process.is_alive()
         # EOFError and OSError come while it dies: the next call says so.
         with contextlib.suppress(queue.Empty, EOFError, OSError):
-            while self.error is None:
+            while not self.error:
                 report = self.reports.get_nowait()
                 self.error = report.error
                 self.heard = time.monotonic()
@@ -66,7 +66,7 @@ class Generator:
                 reports.append(report)
         if reports:
             return reports
-        if self.error is not None:
+        if self.error:
             raise GeneratorFailed(f"{self.process.name} failed:\n{self.error}")
         if not alive:
             code = self.process.exitcode
@@ -205,7 +205,7 @@ class Sampler:
 
     def add(self, requests: list[Request]) -> None:
         """Queue completions to sample. If there were none, the wait for them is an event."""
-        if self.engine.unfinished == 0:
+        if not self.engine.unfinished:
             self.events.append((self.idle_since, time.monotonic(), None))
         self.engine.add(requests)
 
@@ -281,7 +281,7 @@ class GeneratorHere:
         self.give = self.sampler.add
 
     def read_reports(self, _timeout: float) -> list[Report]:
-        if self.sampler.engine.unfinished == 0:
+        if not self.sampler.engine.unfinished:
             return []
         return [self.sampler.report(self.sampler.step())]
 

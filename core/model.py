@@ -133,7 +133,7 @@ def grouped_attention(
     G, K = key_BGKD.shape[1:3]
     scores = query_BHTD.reshape(B, G, -1, D) @ key_BGKD.transpose(2, 3) * scaling
     scores_BHTK = scores.view(B, H, T, K)
-    if softcap is not None:
+    if softcap:
         scores_BHTK = softcap * torch.tanh(scores_BHTK / softcap)
     if attention_mask is not None:
         scores_BHTK = scores_BHTK + attention_mask
@@ -198,7 +198,7 @@ def masks(
     made = {}
     for window in {*windows(model)} or {None}:
         hidden_BTK, kind = keys_B1K > positions_BT1, "full_attention"
-        if window is not None:
+        if window:
             hidden_BTK = hidden_BTK | (keys_B1K <= positions_BT1 - window)
             kind = "sliding_attention"
         zeros_BTK = torch.zeros(hidden_BTK.shape, dtype=dtype, device=hidden_BTK.device)

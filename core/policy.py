@@ -164,12 +164,13 @@ def micro_batch(
             "prompt_B": tensor([distinct.index(prompt) for prompt in of_rows]),
             "prompt_tokens_B": tensor([len(prompt) for prompt in of_rows]),
         }
+    of_targets = {name: tensor(column[:, 1:]) for name, column in columns.items()}
     return MicroBatch(
         inputs_BT=tensor(columns["tokens"][:, :-1]),
-        targets_BT=tensor(columns["tokens"][:, 1:]),
-        sampled_BT=tensor(columns["sampled"][:, 1:]),
-        generator_logprobs_BT=tensor(columns["logprobs"][:, 1:]),
-        versions_BT=tensor(columns["versions"][:, 1:]),
+        targets_BT=of_targets["tokens"],
+        sampled_BT=of_targets["sampled"],
+        generator_logprobs_BT=of_targets["logprobs"],
+        versions_BT=of_targets["versions"],
         rows_B=tensor(rows),
         parts=parts,
         **prompts,

@@ -150,7 +150,7 @@ class Batch:
         self.lengths_PG = torch.tensor(lengths).view(shape)  # int64: sampled tokens
         scores = [verdict.score for _, verdict in judged]
         self.scores_PG = torch.tensor(scores, dtype=torch.float32).view(shape)
-        usable = [verdict.failure is None and not rollout.truncated for rollout, verdict in judged]
+        usable = [not (verdict.failure or rollout.truncated) for rollout, verdict in judged]
         self.usable_PG = torch.tensor(usable).view(shape)
         # How off-policy each sampled token is: the optimizer steps since the parameters that it was
         # sampled with.

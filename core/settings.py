@@ -188,7 +188,6 @@ class Settings(Sampling):
         4096,
         "in a forward, padding included; on a GPU 32768, or fewer if they do not fit",
         paper=32_768,
-        small=4096,
     )
     share_prompts: bool = option(
         True, "the trainer computes a prompt once in a micro-batch that holds some sequences"
@@ -406,7 +405,7 @@ def read_settings(folder: Path) -> Settings:
         values = stored | stored["recipe"]
         settings = fill(Settings, values)
         unknown = values.keys() - with_recipe(settings).keys() - {"versions"}
-        refuse(unknown != set(), f"it has no setting {', '.join(unknown)}")
+        refuse(unknown, f"it has no setting {', '.join(unknown)}")
         return settings
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{folder}: the folder holds no run of this program ({error})") from None
@@ -494,7 +493,7 @@ def refuse_impossible(settings: Sampling) -> None:
         f"--adam-betas are {settings.adam_betas}; each must be at least 0 and below 1",
     )
     refuse(
-        settings.groups_per_step == 0,
+        not settings.groups_per_step,
         f"--batch-factor {settings.recipe.batch_factor} of --prompts-per-step"
         f" {settings.prompts_per_step} leaves no prompt for a step",
     )
@@ -520,7 +519,7 @@ def refuse_impossible_recipe(recipe: Recipe) -> None:
     refuse_small_numbers(recipe)
     loss.parse_asynchrony(recipe.asynchrony)
     refuse(
-        recipe.leave_out is not None and recipe.recipe != "scalerl",
+        recipe.leave_out and recipe.recipe != "scalerl",
         f"--leave-out takes an axis out of scalerl; it cannot go with --recipe {recipe.recipe}",
     )
     reads = loss.LOSSES[recipe.loss].constants
@@ -532,7 +531,7 @@ def refuse_impossible_recipe(recipe: Recipe) -> None:
             f" {' and '.join(map(flag, reads)) or 'no clip'}",
         )
     refuse(
-        recipe.least_prompts > 0 and not recipe.no_positive_resampling,
+        recipe.least_prompts and not recipe.no_positive_resampling,
         "--least-prompts does nothing with --no-no-positive-resampling: no prompt is retired",
     )
     refuse(
@@ -567,7 +566,7 @@ def resumed(before: Settings, now: Settings) -> Settings:
         if old[name] != new[name] and name not in MAY_CHANGE
     ]
     refuse(
-        changed != [],
+        changed,
         f"--resume goes on with the same run. These cannot change: {', '.join(changed)}",
     )
     return now

@@ -69,7 +69,7 @@ class Verdict:
     @property
     def raised(self) -> bool:
         """Whether the task has raised on this text: then it is wrong, and `detail` says why."""
-        return self.failure is None and self.detail != ""
+        return not self.failure and self.detail != ""
 
     @property
     def reason(self) -> str:
@@ -80,7 +80,7 @@ class Verdict:
 def no_verdict_at_all(verdicts: list[Verdict]) -> str:
     """A sentence if none of these completions has a verdict; '' if one has, or if there are no
     completions."""
-    if not verdicts or any(verdict.failure is None for verdict in verdicts):
+    if not verdicts or not all(verdict.failure for verdict in verdicts):
         return ""
     return f"none of {len(verdicts)} completions got a verdict; the first, {verdicts[0].reason}"
 

@@ -111,13 +111,13 @@ def report_evaluation(
         f" truncated {figures['truncated_fraction']:.3f},"
         f" without a verdict {figures['verifier_failures']}"
     )
-    if log is None:
+    if not log:
         return
     line = {"data": source.name, "model": model}
     state = Path(model_path(model)).parent / "state.json"
     if state.exists():  # of a checkpoint
         stored = json.loads(state.read_text())
         line |= {"step": stored["step"], **stored["compute"]}
-    elif run_of(model) is None:  # before training
+    elif not run_of(model):  # before training
         line |= {"step": 0, **dict.fromkeys(COMPUTE_UNITS, 0)}
     append_line(log, line | figures)

@@ -195,19 +195,15 @@ def drop_later(path: Path, step: int) -> list[dict]:
     return left
 
 
-def last_line(folder: Path) -> dict:
-    """The newest line in the log of a run, which may be writing it; {} if there is none. ValueError
-    as in `json_lines`."""
-    log = folder / "log.jsonl"
-    return [{}, *json_lines(log)][-1] if log.exists() else {}
-
-
 def finished(folder: Path, wanted: Settings) -> bool:
     """Whether the run in this folder has ended as these settings want it, and its last checkpoint
-    and its model were written."""
-    end, newest = last_line(folder), checkpoint_of(folder, None)
-    saved = newest is None or step_of(newest) == end.get("step")  # they may have been removed
-    if end.get("kind") != "end" or not saved or not (folder / "model").exists():
+    and its model were written. ValueError as in `json_lines`."""
+    log, newest = folder / "log.jsonl", checkpoint_of(folder, None)
+    if not log.exists() or not (folder / "model").exists():
+        return False
+    end = [{}, *json_lines(log)][-1]
+    saved = not newest or step_of(newest) == end.get("step")  # they may have been removed
+    if end.get("kind") != "end" or not saved:
         return False
     before, now = [
         (each.steps, each.stop_when_gain_below, each.recipe.least_prompts)

@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 
+import numpy as np
 from torch import Tensor, no_grad
 from torch.nn import Embedding
 from transformers import PreTrainedModel
@@ -140,12 +141,11 @@ def attention_widths(model: PreTrainedModel) -> dict[int | None, int]:
 def pairs(parts: list[tuple[int, int]], window: int | None) -> int:
     """How many pairs there are of a token and one that it attends to, itself among them, in parts
     of sequences, as in `MicroBatch`."""
-
-    def of_first(n: int) -> int:
-        beyond = max(0, n - window) if window else 0  # tokens that the last one does not see
-        return n * (n + 1) // 2 - beyond * (beyond + 1) // 2
-
-    return sum(of_first(before + n) - of_first(before) for n, before in parts)
+    total = 0
+    for n, before in parts:
+        places = np.arange(before, before + n) + 1
+        total += int(np.minimum(places, window or before + n).sum())
+    return total
 
 
 # --- what training costs --------------------------------------------------------------------------

@@ -61,7 +61,7 @@ def problem(text: str, tests, starter_code: str = "", instruction: str | None = 
     usual = usual or [min(cases, key=characters)]
     longest = sorted(usual, key=lambda case: characters(case[0]), reverse=True)[:MOST_TESTS]
     wanted = STDIN_INSTRUCTION
-    if function is not None:
+    if function:
         start = starter_code or f"def {function}(...):"
         wanted = CALL_INSTRUCTION.format(name=function, start=start)
     answer = json.dumps({"function": function, "tests": longest})
@@ -150,14 +150,14 @@ def score(problem: Problem, completion: str) -> bool:
 def passes(program: str, function: str | None, given, wanted: list, seconds: float) -> bool:
     """One test: whether the program ends in time, with status 0, and its output is one of those
     wanted. seconds: of CPU time that are left."""
-    arguments = ["-c", RUNNER] + ([function] if function is not None else [])
-    stdin = (given if function is None else json.dumps(given)).encode(errors="surrogatepass")
+    arguments = ["-c", RUNNER] + ([function] if function else [])
+    stdin = (json.dumps(given) if function else given).encode(errors="surrogatepass")
     longest = 10_000 + 4 * max(map(characters, wanted))
     output = sandbox.run(arguments, stdin, min(SECONDS, seconds), longest, source=program)
     if output is None:
         return False
     text = output.decode(errors="replace")
-    if function is None:
+    if not function:
         return any(same_text(text, output) for output in wanted)
     try:
         returned = json.loads(text)["returned"]
