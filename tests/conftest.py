@@ -1,8 +1,10 @@
 """Small real models for the tests: random ones of several kinds."""
 
 import contextlib
+import json
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -81,55 +83,20 @@ def models(tmp_path_factory):
 
 
 def make_models(parent, head_dim):
-    """Folders of tiny random models by kind, with the arithmetic task's tokenizer."""
-    from transformers import (
-        DeepseekV3Config,
-        Gemma3Config,
-        Gemma3TextConfig,
-        Glm4MoeLiteConfig,
-        GraniteConfig,
-        LlamaConfig,
-        Qwen3Config,
-        Qwen3MoeConfig,
-    )
+    """Folders of tiny random models by kind, with the arithmetic task's tokenizer: models.json has
+    what their configs have besides. In DeepSeek's, the heads of values are smaller than those of
+    keys, 12 and 8 + 8."""
+    from transformers import AutoConfig
 
     from docs.make_base import make_tokenizer
 
-    tokenizer = make_tokenizer()
-    common = sizes(tokenizer)
-    attention = dict(**common, head_dim=head_dim, num_key_value_heads=2)
-    experts = dict(num_experts_per_tok=2, moe_intermediate_size=32)
-    # The heads of values are smaller than those of keys, 12 and 8 + 8.
-    latent = dict(
-        **common,
-        **experts,
-        num_key_value_heads=4,
-        q_lora_rank=16,
-        kv_lora_rank=16,
-        qk_nope_head_dim=8,
-        qk_rope_head_dim=8,
-        v_head_dim=12,
-        n_routed_experts=4,
-        n_group=1,
-        topk_group=1,
-    )
-    layers = ["sliding_attention", "full_attention"]
-    window = dict(**attention, sliding_window=8, layer_types=layers, tie_word_embeddings=True)
-    tower = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
-    configs = {
-        "llama": LlamaConfig(**attention | {"num_key_value_heads": 4}),
-        "llama-grouped-tied": LlamaConfig(**attention, tie_word_embeddings=True),
-        "qwen3": Qwen3Config(**attention),
-        "qwen3-moe": Qwen3MoeConfig(**attention, **experts, num_experts=4),
-        "deepseek-v3": DeepseekV3Config(**latent, first_k_dense_replace=1),
-        "glm4-moe-lite": Glm4MoeLiteConfig(**latent),
-        "granite": GraniteConfig(**attention, logits_scaling=8.0),
-        "gemma3": Gemma3TextConfig(**window),
-        "gemma3-pictures": Gemma3Config(text_config=window, vision_config=tower),
-    }
-    folders = {}
-    for kind, config in configs.items():
+    tokenizer, folders = make_tokenizer(), {}
+    common = sizes(tokenizer) | {"head_dim": head_dim}
+    for kind, own in json.loads(Path(__file__).with_name("models.json").read_text()).items():
+        text = own.get("text_config", own)
+        text |= common | text
         # Parameters far from uniform, so that a wrong position shows.
+        config = AutoConfig.for_model(**own)
         folders[kind] = save_random(config, parent / kind, tokenizer, std=0.3)
     return folders
 
