@@ -4,17 +4,24 @@ import shutil
 import sys
 
 import pytest
+from safetensors.torch import save_file
 
 from curve.files import write_whole
 from machinery.folder import json_lines, whole_folder
 
 
-def test_an_error_leaves_the_file_as_it_was(tmp_path):
-    file = tmp_path / "file"
+def test_an_error_leaves_a_file_or_a_folder_as_it_was(tmp_path):
+    """safetensors says by an error of its own that it cannot write."""
+    file, folder = tmp_path / "file", tmp_path / "folder"
     write_whole(file, "whole")
+    with whole_folder(folder) as partial:
+        write_whole(partial / "file", "whole")
     with pytest.raises(UnicodeEncodeError):
         write_whole(file, "half \ud800")
-    assert file.read_text() == "whole" and [*tmp_path.iterdir()] == [file]
+    with pytest.raises(OSError, match="No such file"), whole_folder(folder) as partial:
+        save_file({}, partial / "nowhere" / "file")
+    assert file.read_text() == (folder / "file").read_text() == "whole"
+    assert {*tmp_path.iterdir()} == {file, folder}
 
 
 def test_links_are_followed(tmp_path):

@@ -110,17 +110,22 @@ def test_pitfall_13_readers_get_whole_versions_and_the_newest(models):
     enough.set()
 
 
-def test_pitfall_12_a_writer_that_died_in_the_middle_is_a_time_out_and_not_a_hang(
+def test_pitfall_12_a_version_is_of_every_rank_and_a_writer_that_died_is_a_time_out(
     models, monkeypatch
 ):
+    """In the middle of a version, and not a hang."""
     monkeypatch.setattr("core.rollouts.READ_TIMEOUT", 0.05)
     model = load_model(models["llama"])
-    shared = SharedParameters(model)
+    shared = SharedParameters(model, ranks=2)
+    assert shared.holds(-1)
     with pytest.raises(TimeoutError, match="no complete version"):
         shared.read_into(model)
-    shared.write(model.named_parameters(), 3)
-    assert shared.read_into(model) == 3
-    shared.begun_W[0] = 4
+    shared.write(model.named_parameters(), 1, rank=0)
+    assert shared.version == -1 and not shared.holds(1)
+    shared.write(model.named_parameters(), 1, rank=1)
+    assert shared.read_into(model) == 1 and shared.holds(1)
+    shared.begun_W[1] = 2
+    assert shared.version == 1 and not shared.holds(1) and not shared.holds(2)
     with pytest.raises(TimeoutError):
         shared.read_into(model)
 
@@ -253,9 +258,6 @@ def test_a_prompt_is_worded_as_the_data_are_and_follows_the_system_prompt(
     assert run_generate([*about.split(), "Be brief."]) == 0
     assert capsys.readouterr().out.startswith("prompt  | 7+8?\n        | \n        | Be brief.")
     tokenizer = load_tokenizer(chat_models["qwen3"])
-    asked = tokenizer.decode(render(tokenizer, "hi", system="You add."))
-    turns = "<|im_start|>system\nYou add.<|im_end|>\n<|im_start|>user\nhi<|im_end|>"
-    assert asked.startswith(turns)
     tokenizer.chat_template = None
     assert tokenizer.decode(render(tokenizer, "hi", system="You add.")) == "You add.\n\nhi"
 

@@ -13,7 +13,6 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
-import safetensors.torch
 import torch
 from faults import log
 from steps import (
@@ -46,7 +45,6 @@ from machinery.folder import (
     json_lines,
     lock_folder,
     step_of,
-    whole_folder,
     write_config,
 )
 from machinery.measures import Compute, Totals, attention_widths, matmul_parameters
@@ -232,18 +230,6 @@ def test_a_validation_has_the_means_of_all_sources_by_their_weights(new_record):
 
 
 # --- what goes wrong ------------------------------------------------------------------------------
-
-
-def test_a_folder_that_cannot_be_written_whole_stays_as_it_was(tmp_path):
-    """safetensors says by an error of its own that it cannot write."""
-    checkpoint = tmp_path / "checkpoint"
-    with whole_folder(checkpoint) as folder:
-        (folder / "model").write_text("old")
-    with pytest.raises(OSError, match="No such file"), whole_folder(checkpoint) as folder:
-        (folder / "model").write_text("new")
-        safetensors.torch.save_file({"x": torch.zeros(1)}, folder / "nowhere" / "moments")
-    assert [*tmp_path.iterdir()] == [checkpoint]
-    assert (checkpoint / "model").read_text() == "old"
 
 
 @pytest.fixture

@@ -147,15 +147,18 @@ def test_a_failed_run_is_reported_and_the_others_go_on(pretend, capsys):
     assert "| other " in Path("runs/two/tables.md").read_text()
 
 
-def test_a_run_that_has_levelled_off_ends_and_says_why(models, tmp_path, monkeypatch):
-    """At the fourth validation, by a curve that is said to be level there."""
+@pytest.mark.parametrize("batches, step, why", [(20, 3, "less than 0.05"), (2, 2, "Every prompt")])
+def test_a_run_that_has_levelled_off_or_no_prompt_left_ends_and_says_why(
+    models, tmp_path, monkeypatch, batches, step, why
+):
+    """At the fourth validation, by a curve that is said to be level there; or after its batches."""
     level = lambda series, least_gain: least_gain == 0.05 and len(series.x) == 4
     monkeypatch.setattr("machinery.run.levelled_off", level)
     chosen = steps.settings(steps=20, validation_every=1, stop_when_gain_below=0.05)
     write_config(tmp_path, chosen)
-    steps.train_on(chosen, models["llama"], [steps.batch_of_groups()] * 20, tmp_path)
+    steps.train_on(chosen, models["llama"], [steps.batch_of_groups()] * batches, tmp_path)
     (end,) = log(tmp_path, "end")
-    assert end["step"] == steps.FIRST + 3 and "less than 0.05" in end["reason"]
+    assert end["step"] == steps.FIRST + step and why in end["reason"]
 
 
 def test_a_run_is_finished_if_it_ended_as_it_is_wanted_with_its_last_checkpoint(tmp_path):

@@ -461,15 +461,3 @@ def test_another_optimizer_is_chosen_in_one_place_and_goes_on_from_a_checkpoint(
     expected, found = stored(tmp_path / "whole"), stored(tmp_path / "second")
     assert any(name.endswith("/momentum_buffer") for name in expected)
     torch.testing.assert_close(found, expected, **SAME)
-
-
-def test_a_version_is_complete_when_every_rank_has_written_its_part(models):
-    model = load_model(models["llama"])
-    shared = SharedParameters(model, ranks=2)
-    assert shared.holds(-1)
-    shared.write(model.named_parameters(), 1, rank=0)
-    assert shared.version == -1 and not shared.holds(1)
-    shared.write(model.named_parameters(), 1, rank=1)
-    assert shared.version == 1 and shared.holds(1)
-    shared.begun_W[1] = 2
-    assert shared.version == 1 and not shared.holds(1) and not shared.holds(2)
