@@ -37,8 +37,7 @@ from machinery.trainer import make_policy, numerics_mismatch
 
 # Tokens; of an interrupted completion, what fills no block is computed again.
 BLOCK = {"torch": 1, "vllm": 32 if DEVICE == "cpu" else 16}
-KINDS = ["llama", "llama-grouped-tied", "qwen3", "qwen3-moe", "deepseek-v3", "glm4-moe-lite"]
-KINDS += ["granite", "gemma3"]  # a factor on the logits, a window
+KINDS = "llama llama-grouped-tied qwen3 qwen3-moe deepseek-v3 glm4-moe-lite granite gemma3".split()
 slow_vllm = [needs_vllm, pytest.mark.slow]
 over_both = pytest.mark.parametrize("name", ["torch", pytest.param("vllm", marks=slow_vllm)])
 vllm_alone = lambda test: needs_vllm(pytest.mark.slow(test))

@@ -67,18 +67,6 @@ def test_asynchrony_names():
         with pytest.raises(ValueError, match="pipeline-K"):
             loss.parse_asynchrony(wrong)
     assert [v for v in range(9) if loss.publishes("ppo-4", v)] == [0, 4, 8]
-    assert all(loss.publishes("pipeline-8", v) for v in range(9))
-
-
-def test_pitfall_15_work_in_flight_is_not_bounded_to_nothing_at_k_0():
-    """The last is a run that goes on after 3 of the 8 steps."""
-    for asynchrony, version, ahead in (
-        ("pipeline-0", 5, 10),
-        ("pipeline-8", 5, 90),
-        ("ppo-8", 16, 80),
-        ("ppo-8", 19, 50),
-    ):
-        assert loss.groups_ahead(asynchrony, 10, version) == ahead
 
 
 # The versions of finished and of unfinished groups; the version to be trained; prompts in a batch.

@@ -144,10 +144,10 @@ def test_idle_time_of_the_generators_adds_up_though_their_reports_come_in_lumps(
     assert idle == [(busy, 0.25) for busy in (1, 1, 0, 0, 0)]
 
 
-KINDS = ["llama", "llama-grouped-tied", "qwen3", "qwen3-moe", "deepseek-v3"]
+KINDS = "llama llama-grouped-tied qwen3 qwen3-moe deepseek-v3"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS.split())
 def test_flops_count_the_parameters_that_a_token_meets_and_attention_as_torch_does(models, kind):
     """Of four experts a token is sent to two. The attention of CPUs multiplies all pairs of
     positions, also those that are hidden then."""

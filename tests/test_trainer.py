@@ -62,7 +62,7 @@ def loss_by_hand(model, groups, chosen):
     return loss.policy_loss(chosen.recipe, *columns, *of_completions)[0]
 
 
-KINDS = ["llama", "llama-grouped-tied", "qwen3", "qwen3-moe", "deepseek-v3", "glm4-moe-lite"]
+KINDS = "llama llama-grouped-tied qwen3 qwen3-moe deepseek-v3 glm4-moe-lite".split()
 
 
 @pytest.mark.parametrize("number, kind", [*enumerate(KINDS)])
