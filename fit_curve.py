@@ -137,10 +137,6 @@ def main(arguments: list[str]) -> int:
     """The command. Returns the exit status 0; ValueError or OSError, in one sentence, for wrong
     options or logs."""
     options = read_flags(Options, arguments, description=__doc__)
-    if not options.logs:
-        raise ValueError(
-            "no log is named; for example: python fit_curve.py data/examples/simulated.csv"
-        )
     # A folder of runs is compared.
     if len(options.logs) == 1 and runs_of_study(Path(options.logs[0])):
         options = replace(options, compare=True)

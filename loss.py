@@ -639,11 +639,7 @@ def tokens_of_batch(lengths_PG: Tensor, counted_PG: Tensor) -> Tensor:
 
 
 # What 1 is divided by: the quotient is the weight of each token of a completion.
-AGGREGATIONS = {
-    "sample": tokens_of_samples,
-    "prompt": tokens_of_prompts,
-    "token": tokens_of_batch,
-}
+AGGREGATIONS = {"sample": tokens_of_samples, "prompt": tokens_of_prompts, "token": tokens_of_batch}
 
 
 def token_weights(lengths_PG: Tensor, counted_PG: Tensor, aggregation: str) -> Tensor:

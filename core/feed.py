@@ -16,13 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 import loss
 from core.engine import Decoding, EngineSettings, make_requests
-from core.generators import (
-    Generator,
-    GeneratorFailed,
-    GeneratorHere,
-    VerifierHere,
-    start_generator,
-)
+from core.generators import Generator, GeneratorFailed, GeneratorHere, VerifierHere, start_generator
 from core.model import completion_texts, prompt_ids
 from core.rollouts import Group, Rollout, SharedParameters
 from core.screen import say, warn

@@ -242,8 +242,7 @@ def refuse_too_long(model: PreTrainedModel, longest: int, advice: str = "") -> N
         " toy)"
     )
     refuse(
-        longest > limit,
-        f"the model holds {limit} tokens, and not {longest}: {advice or budgets}",
+        longest > limit, f"the model holds {limit} tokens, and not {longest}: {advice or budgets}"
     )
 
 

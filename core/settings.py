@@ -566,7 +566,6 @@ def resumed(before: Settings, now: Settings) -> Settings:
         if old[name] != new[name] and name not in MAY_CHANGE
     ]
     refuse(
-        changed,
-        f"--resume goes on with the same run. These cannot change: {', '.join(changed)}",
+        changed, f"--resume goes on with the same run. These cannot change: {', '.join(changed)}"
     )
     return now

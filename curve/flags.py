@@ -116,7 +116,7 @@ def _add_fields(parser: argparse.ArgumentParser, kind: type, values: dict) -> No
                 help=help,
                 type=members[0],
                 nargs="*" if several else "?",
-                default=[] if several else value,
+                default=value,
             )
             continue
 

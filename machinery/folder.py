@@ -99,8 +99,7 @@ def checkpoint_of(folder: Path, step: int | None) -> Path | None:
     if step is None:
         step = max(by_step, default=None)
     elif step not in by_step:
-        steps = ", ".join(map(str, by_step)) or "none"
-        raise ValueError(f"--from-step is {step}; the checkpoints of {folder} are of steps {steps}")
+        raise ValueError(f"--from-step is {step}; {folder} has checkpoints of steps {[*by_step]}")
     return by_step.get(step)
 
 

@@ -43,12 +43,7 @@ class Totals:
 
     @no_grad()
     def add(
-        self,
-        m: MicroBatch,
-        value: Tensor,
-        sums: dict,
-        logprobs_BT: Tensor,
-        entropies_N: Tensor,
+        self, m: MicroBatch, value: Tensor, sums: dict, logprobs_BT: Tensor, entropies_N: Tensor
     ) -> None:
         """Add a micro-batch: its loss and the sums that loss.policy_loss returns, log pi_train, and
         the entropies."""
@@ -56,10 +51,7 @@ class Totals:
             return
         added = {name: tensor.item() for name, tensor in sums.items()}
         self.ratio_max = max(self.ratio_max, added.pop("ratio_max"))
-        added |= {
-            "loss": value.item(),
-            "entropy": entropies_N.sum().item(),
-        }
+        added |= {"loss": value.item(), "entropy": entropies_N.sum().item()}
         counts = dict.fromkeys(added, len(entropies_N))
         # How far the policy has moved, by how many steps old a token is.
         logprobs_N = logprobs_BT[m.sampled_BT]

@@ -355,7 +355,7 @@ def test_folders_columns_and_equal_names_are_told_apart(results_of):
 
 SHORT = "{0} of {0} validations are fitted, and a fit needs 5"
 REFUSED = {
-    "": "no log is named",
+    "": "LOGS is missing",
     "missing.csv": "No such file or directory: 'missing.csv'",
     "--compare a= b=log.csv": "'a=' names no log",
     "--compare 3.csv 4.csv": f"{SHORT.format(3)}; and 4.csv: pass_rate: {SHORT.format(4)}",

@@ -29,14 +29,7 @@ from pathlib import Path
 
 import fit_curve
 from core.screen import say
-from core.settings import (
-    ROOT,
-    cpu_threads,
-    parse,
-    read_settings,
-    refuse_small_numbers,
-    resumed,
-)
+from core.settings import ROOT, cpu_threads, parse, read_settings, refuse_small_numbers, resumed
 from curve.files import read_text, write_whole
 from curve.flags import flag, option, read_flags, run_command
 from machinery.folder import finished, lock_folder
