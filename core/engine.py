@@ -65,7 +65,7 @@ class Engine:
     def __init__(self, slots: int, decoding: Decoding):
         self.slots, self.decoding = slots, decoding  # slots: completions in flight at most
         self.version = 0  # of the parameters in use
-        self.waiting: list[Request] = []  # without a slot
+        self.waiting = []  # requests without a slot
         # Token ids; -1 stands after the last one, since the policy chooses again there.
         self.phrase = np.array([*decoding.phrase, -1])
 

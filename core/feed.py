@@ -119,19 +119,18 @@ class Feed:
             PromptOrder(len(source.train), settings.seed, settings.recipe, i, **state["orders"][i])
             for i, source in enumerate(prompts.sources)
         ]
-        self.handed_out: list[int] = state["handed_out"]  # groups handed out so far, by source
+        self.handed_out = state["handed_out"]  # groups handed out so far, by source
         # Groups that were under way at the checkpoint, and are handed out first: number, source,
         # index of the problem.
-        self.to_repeat: list = state["to_repeat"]
-        self.under_way: dict[int, Group] = {}  # by number: handed out, and not trained on yet
-        self.validating: dict[int, Group] = {}  # by number: groups of a validation that goes on
-        self.generators: list[Generator] = []
-        self.verifiers: VerifierPool | None = None
+        self.to_repeat = state["to_repeat"]
+        self.under_way = {}  # groups by number: handed out, and not trained on yet
+        self.validating = {}  # groups by number, of a validation that goes on
+        self.generators, self.verifiers = [], None  # until the start
         self.restarts = 0  # generators replaced in this process; a resumed run counts from 0 again
         self.failure = ""  # why the run cannot go on
         # Not logged yet: what all generators did for training; their events, (generator, *event).
         self.busy_seconds, self.sampled_tokens = 0.0, 0
-        self.events: list[tuple] = []
+        self.events = []
 
     def state(self) -> dict:
         """All that a new Feed goes on from, for a checkpoint. Groups under way are sampled again

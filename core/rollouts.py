@@ -69,7 +69,7 @@ def given_rollout(prompt_ids: list[int], tokens: list[int]) -> Rollout:
     """A rollout of these tokens, as if they had been sampled."""
     T = len(tokens)
     return Rollout(
-        request=Request(group=0, index=0, prompt_ids=prompt_ids, thinking_budget=T, seed=(0,)),
+        request=Request(0, 0, prompt_ids, T, seed=(0,)),
         tokens=np.array(tokens, np.int32),
         sampled=np.ones(T, bool),
         logprobs=np.zeros(T, np.float32),

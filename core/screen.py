@@ -9,7 +9,7 @@ from tqdm import tqdm
 # One process alone writes to the screen. For tqdm's own lock, which is for several, Python would
 # start one more process.
 tqdm.set_lock(threading.RLock())
-_warned: set[str] = set()
+_warned = set()  # what was warned about
 
 
 def say(text: str) -> None:

@@ -30,8 +30,8 @@ class SlotCache(Cache):
         super().__init__(layers=[])
         self.slots, self.positions = slots, positions
         # All made at the first prompt, by the number of a layer and a name.
-        self.stored: dict[tuple, Tensor] = {}  # keys and values: [S, heads, T, head size]
-        self.states: dict[tuple, Tensor] = {}  # [S, ...]; a layer may have several of a name
+        self.stored = {}  # keys and values: [S, heads, T, head size]
+        self.states = {}  # [S, ...]; a layer may have several of a name
 
     def fill(self, slots_n: Tensor, source: DynamicCache, rows_n: Tensor) -> None:
         """Copy to slots what a plain forward over prompts left in rows of `source`."""
@@ -192,7 +192,8 @@ class TorchEngine(Engine):
             # Padding is on the right, where a causal model never looks; its keys and values are
             # overwritten.
             width = max(len(batch[0]), 1)
-            width = width if self.recurrent else padded(width, self.device)
+            if not self.recurrent:
+                width = padded(width, self.device)
             ids = [prompt + (0,) * (width - len(prompt)) for prompt in batch]
             input_ids, cache = torch.tensor(ids, device=self.device), DynamicCache(config=config)
             self.model.get_decoder()(input_ids=input_ids, past_key_values=cache, use_cache=True)

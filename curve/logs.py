@@ -62,7 +62,7 @@ TRAINING = set("train training rollout rollouts critic actor env".split()) | UNS
 OTHERS = "mean avg all overall answer sampled default agent core openai episode is func".split()
 KNOWN = {*RANK, *VALIDATION, *TRAINING, *OTHERS}
 # Columns that say of which kind a record is, and to which of several curves it belongs.
-KINDS = ("kind", "type", "split", "mode", "phase")
+KINDS = "kind type split mode phase".split()
 GROUPS = set("algorithm method recipe run run_id exp seed dataset task env model variant".split())
 
 

@@ -45,20 +45,20 @@ KNOWN = {  # short names of data sets of the hub, and the arguments that they st
 OPTIONS = "problem choices passage answer tests solution subset validation".split()
 OPTIONAL = "choices passage image system tests".split()
 LIKELY_COLUMNS = {  # guessed in this order
-    "problem": "problem question prompt query question_stem messages conversations".split(),
-    "choices": "choices options endings".split(),
-    "passage": "passage context article body".split(),
-    "image": "image images".split(),
-    "system": "prompt.system messages.system conversations.system system".split(),
-    "tests": "tests test_cases".split(),
+    "problem": "problem question prompt query question_stem messages conversations",
+    "choices": "choices options endings",
+    "passage": "passage context article body",
+    "image": "image images",
+    "system": "prompt.system messages.system conversations.system system",
+    "tests": "tests test_cases",
     "answer": """
         final_answer ground_truth reward_model.ground_truth expected_answer answer.value answer
         correct_answer answerkey correct_option cop answers.text answers_spans.spans solution target
         response completion messages.assistant conversations.assistant correct
-    """.split(),
+    """,
     "solution": """
         solution generated_solution response completion messages.assistant conversations.assistant
-    """.split(),
+    """,
 }
 # What stands in a cell without a value, as text and in lower case.
 EMPTY = "|[]|{}|nan|none|null|n/a|#n/a|<na>|?".split("|")
@@ -387,7 +387,7 @@ def choose_columns(spec: Spec, record: dict) -> dict[str, str]:
     for key in ("problem", *OPTIONAL, spec.wanted):
         if (key == "tests" and "answer" in options) or (key == "answer" and "tests" in columns):
             continue  # a problem has tests or an answer
-        likely = [options[key]] if key in options else LIKELY_COLUMNS[key]
+        likely = [options[key]] if key in options else LIKELY_COLUMNS[key].split()
         present = [names[name] for name in likely if name in names]
         if key in OPTIONAL:
             present = [name for name in present if not is_empty(record[name])]

@@ -171,7 +171,7 @@ class Verifier:
         self.folder = tempfile.mkdtemp(prefix="verifier-")  # its temporary files
         self.socket, theirs = socket.socketpair()
         self.inbox = b""  # read, and not a whole message
-        self.imported: set[str] = set()  # tasks
+        self.imported = set()  # names of tasks
         environment = {
             "TMPDIR": self.folder,
             "SCORE_SECONDS": str(time_limit),
