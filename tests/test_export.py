@@ -10,10 +10,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from steps import policy_of
 from torch.nn.utils import parameters_to_vector
 
 import loss
 from core.model import load_model, load_tokenizer, render
+from core.rollouts import given_rollout
 from core.settings import ROOT, Settings, read_sources
 from data.tasks import arithmetic
 from machinery.folder import write_config
@@ -81,9 +83,8 @@ def our_gradient(recipe: loss.Recipe, batch: dict) -> torch.Tensor:
     assert worth.weights_PG.any()
     of_rows = worth.advantages_PG.view(-1, 1), worth.weights_PG.view(-1, 1)
     for problem, ids, *of_row in zip(problems, batch["completion_ids"], *of_rows):
-        prompt = render(tokenizer, problem.prompt)
-        logits_TV = model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
-        logprobs_1T = logits_TV.log_softmax(-1).gather(1, torch.tensor(ids)[:, None]).T
+        policy, tokens_T = policy_of(model, given_rollout(render(tokenizer, problem.prompt), ids))
+        logprobs_1T = policy.log_prob(tokens_T)[None]
         given = logprobs_1T, logprobs_1T.detach(), logprobs_1T < 0
         loss.policy_loss(recipe, *given, *of_row)[0].backward()
     return gradient_of(model)

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 import steps
-import torch
 from faults import COMPUTED, ROOT, TINY, RealRun, check_log, last_step, log, project, python
 
 from core.model import load_model
@@ -115,24 +114,16 @@ def score(problem, completion):
         time.sleep(1000)
     return _score(problem, completion)
 """
-FOURTH_LOSS_IS_NAN = """
-_policy_loss, _calls = policy_loss, []
-def policy_loss(*arguments):
-    loss, sums = _policy_loss(*arguments)
-    _calls.append(1)
-    return loss * (float("nan") if len(_calls) == 4 else 1), sums
-"""
 
 
 @pytest.mark.slow
 def test_a_run_goes_on_after_all_else_that_can_go_wrong_beside_the_trainer(tmp_path):
-    """An exception in the engine, a generator that hangs, a reward that raises, one that hangs, and
-    a step that is not finite, one after the other."""
+    """An exception in the engine, a generator that hangs, a reward that raises, and one that hangs,
+    one after the other."""
     folder = project(
         tmp_path,
         core__torch_engine=ENGINE_FAILS,
         data__tasks__arithmetic=REWARD_FAILS,
-        loss=FOURTH_LOSS_IS_NAN,
     )
     flags = "--steps 10 --validation-every 5 --wait-timeout 15 --verifier-time-limit 2"
     run = RealRun(folder, *flags.split())
@@ -140,8 +131,6 @@ def test_a_run_goes_on_after_all_else_that_can_go_wrong_beside_the_trainer(tmp_p
     check_log(run.folder, steps=10, validation_every=5)
     for column in ("verifier_failures", "task_errors"):
         assert sum(line.get(column, 0) for line in log(run.folder)) == 1
-    (skipped,) = [line for line in log(run.folder, "train") if line["skipped"]]
-    assert skipped["loss"] is None
     for text in (
         "RuntimeError: it broke",
         "(1 of --max-restarts 3)",
@@ -150,11 +139,8 @@ def test_a_run_goes_on_after_all_else_that_can_go_wrong_beside_the_trainer(tmp_p
         "no verdict on",
         "the task has raised on a completion",
         "in score",
-        f"gradient of step {skipped['step']} is not finite. The step is skipped",
     ):
         assert text in run.text()
-    model = load_model(str(run.folder / "model"))
-    assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
 
 
 # --- the trainer ends -----------------------------------------------------------------------------
