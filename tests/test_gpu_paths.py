@@ -77,11 +77,11 @@ SIZES = """--steps 2 --prompts-per-step 4 --completions-per-prompt 4 --validatio
     --validation-samples 2 --checkpoint-every 2 --slots 32""".split()
 
 
-def whole_run(gpus, *flags, folder, **variables) -> str:
-    """What train.py says with these flags, while it makes runs/run."""
+def whole_run(gpus, *flags, folder, status=0, **variables) -> str:
+    """What train.py says with these flags, while it makes runs/run, and ends with this status."""
     flags = ["--engine", "torch", "--name", "run", *flags]
     done = run(gpus, ROOT / "train.py", *flags, folder=folder, **variables)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == status, done.stderr
     return done.stderr
 
 
@@ -134,8 +134,6 @@ def test_a_flag_is_kept_and_slots_are_halved_until_they_fit(tmp_path):
 @pytest.mark.parametrize("gpu", ["1", "2"])
 def test_a_rank_that_has_too_little_memory_alone_ends_the_run(tmp_path, gpu):
     """It waits for the other, or the other for it, and neither for ever."""
-    flags = ["--engine", "torch", "--name", "run", "--trainers", "2", "--wait-timeout", "8"]
-    room = largest(192 * 8192, gpu)
-    done = run(3, ROOT / "train.py", *flags, *SIZES, folder=tmp_path, **room)
-    assert done.returncode == 1
-    assert "of the trainer alone" in done.stderr
+    flags = ["--trainers", "2", "--wait-timeout", "8", *SIZES]
+    said = whole_run(3, *flags, folder=tmp_path, status=1, **largest(192 * 8192, gpu))
+    assert "of the trainer alone" in said

@@ -158,7 +158,6 @@ def test_all_event_files_of_a_resumed_run_are_read_in_order_of_their_steps(tmp_p
             for step, rate in part:
                 writer.add_scalar("eval/accuracy", rate, step)
                 writer.add_scalar("train/loss", 0.1, step)
-    assert len(list(tmp_path.iterdir())) == 2
     (series,) = read_log(tmp_path)
     require_curve(series)
     assert (series.x_name, series.y_name) == ("step", "eval/accuracy")

@@ -159,7 +159,6 @@ def test_flops_count_the_parameters_that_a_token_meets_and_attention_as_torch_do
     assert 2 * width * length**2 == counted > 0
     numbers = {name: parameter.numel() for name, parameter in model.named_parameters()}
     experts = sum(number for name, number in numbers.items() if ".experts." in name)
-    assert bool(experts) == (kind in ("qwen3-moe", "deepseek-v3"))
     table = 0 if "tied" in kind else numbers["model.embed_tokens.weight"]
     assert matmul_parameters(model) == sum(numbers.values()) - table - experts // 2
 

@@ -155,7 +155,6 @@ def test_help_shows_the_values_of_the_presets_and_those_of_the_recipe_that_is_na
         ("--asynchrony TEXT", r"--loss \w+\|", "--learning-rate None"), values.split()
     ):
         assert re.search(rf"{name}.*?default: (.*?)\)", shown)[1] == value
-    assert "norm; paper: 1.0; small: 1.0; short: 1.0 (default: " in shown
     assert "; paper: 10240 12288; small: 768 1024; short: 24 24 (default: " in shown
 
 
