@@ -77,7 +77,6 @@ def test_a_finished_run_goes_further_with_any_number_of_ranks(tmp_path, adapted)
         for name in ("loss", "gradient_norm", "pass_rate"):
             expected = pytest.approx(theirs[name], rel=bound, abs=1e-4)
             assert ours[name] == expected, (ours["step"], name)
-    load_model(str(two / "model"))
 
 
 @pytest.mark.slow
