@@ -18,10 +18,9 @@ T tokens, N = any number of tokens, D hidden size, V vocabulary. `rewards_PG` is
 context only.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 import torch
@@ -101,19 +100,17 @@ _BASE = Recipe(
     no_positive_resampling=False,
 )
 # Recipes that filter without ScaleRL's other parts had 80 prompts a batch, not 48 (A.16).
-_FILTERED = dataclasses.replace(
-    _BASE, aggregation="prompt", zero_variance_filter=True, batch_factor=80 / 48
-)
+_FILTERED = replace(_BASE, aggregation="prompt", zero_variance_filter=True, batch_factor=80 / 48)
 
 RECIPES = {
     "scalerl": Recipe(),
     "base": _BASE,
-    "grpo": dataclasses.replace(_BASE, recipe="grpo", loss="grpo"),
-    "dapo": dataclasses.replace(_FILTERED, recipe="dapo"),
-    "magistral": dataclasses.replace(
+    "grpo": replace(_BASE, recipe="grpo", loss="grpo"),
+    "dapo": replace(_FILTERED, recipe="dapo"),
+    "magistral": replace(
         _FILTERED, recipe="magistral", asynchrony="pipeline-8", advantage_norm="batch"
     ),
-    "minimax": dataclasses.replace(_FILTERED, recipe="minimax", loss="cispo", fp32_logits=True),
+    "minimax": replace(_FILTERED, recipe="minimax", loss="cispo", fp32_logits=True),
 }
 
 
@@ -121,7 +118,7 @@ def leave_one_out(axis: Axis) -> Recipe:
     """ScaleRL with one axis back at its `base` value (sec. 4); length control goes to the length
     penalty."""
     value = "penalty" if axis == "length_control" else getattr(_BASE, axis)
-    return dataclasses.replace(RECIPES["scalerl"], leave_out=axis, **{axis: value})
+    return replace(RECIPES["scalerl"], leave_out=axis, **{axis: value})
 
 
 # --- 2. Asynchrony (sec. 3.1, A.11) ---------------------------------------------------------------
@@ -520,7 +517,7 @@ def clipped_sequence(inputs: LossInputs):
     rho_t)."""
     log_s_B1 = sequence_log_ratios(inputs.log_rho_BT, inputs.sampled_BT)
     log_s_BT = log_s_B1.expand_as(inputs.log_rho_BT)
-    return clipped_ratio(dataclasses.replace(inputs, log_rho_BT=log_s_BT))
+    return clipped_ratio(replace(inputs, log_rho_BT=log_s_BT))
 
 
 # Newer than the paper, with the constants of their authors.

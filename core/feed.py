@@ -105,7 +105,7 @@ class Feed:
         prompts: Prompts,
         engines: list[EngineSettings],
         parameters: SharedParameters,
-        stop_asked: Callable[[], bool],
+        stop_asked: Callable,
         state: dict | None = None,
     ):
         """engines: of each generator. parameters: that the generators sample with. stop_asked: says

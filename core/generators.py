@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -22,9 +22,8 @@ from core.model import load_model, put_on_device
 from core.rollouts import Report, Request, Rollout, SharedParameters
 from core.torch_engine import TorchEngine, engine_that_fits
 from core.vllm_engine import VllmEngine
-from data import Problem
 from data.sandbox import RaisedInside
-from data.verify import Verdict, score_of
+from data.verify import Items, Judged, Verdict, score_of
 
 # --- the trainer's side ---------------------------------------------------------------------------
 
@@ -299,7 +298,7 @@ class VerifierHere:
         os.environ["SCORE_SECONDS"] = str(time_limit)  # tasks that run programs read it
         self.judged = []  # keys with their verdicts, not taken yet
 
-    def submit(self, items: list[tuple[Hashable, Problem, str]]) -> None:
+    def submit(self, items: Items) -> None:
         for key, problem, completion in items:
             task = importlib.import_module(problem.task)
             try:
@@ -308,7 +307,7 @@ class VerifierHere:
                 verdict = Verdict(0.0, detail=str(error))
             self.judged.append((key, verdict))
 
-    def results(self) -> list[tuple[Hashable, Verdict]]:
+    def results(self) -> Judged:
         judged, self.judged = self.judged, []
         return judged
 

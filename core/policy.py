@@ -31,6 +31,9 @@ from core.rollouts import Rollout
 # --- micro-batches --------------------------------------------------------------------------------
 
 
+Parts = list[tuple[int, int]]  # parts of sequences: their tokens, and the tokens before them
+
+
 @dataclass(frozen=True)
 class MicroBatch:
     """Some sequences of a batch. A model that is fed token t predicts token t + 1. So column t of
@@ -47,8 +50,7 @@ class MicroBatch:
     generator_logprobs_BT: Tensor  # float32: log pi_gen of the target, recorded when it was sampled
     versions_BT: Tensor  # int64: version of the parameters that sampled the target
     rows_B: Tensor  # int64: the place of each sequence among the rollouts of the batch
-    # What the trunk is fed, parts of sequences: their tokens, and the tokens before them.
-    parts: list[tuple[int, int]]
+    parts: Parts  # what the trunk is fed
     # Only if prompts are shared: each distinct prompt is fed once.
     prompts_PL: Tensor | None = None  # int64: whole prompts, padded on the right
     prompt_B: Tensor | None = None  # int64: which of these prompts each sequence has

@@ -88,7 +88,7 @@ class Report:
     sampled_tokens: int = 0  # of these rollouts, for training
     # What the engine did beside sampling: from when, until when, and the version of the parameters
     # that it took over; None: it had no work.
-    events: list[tuple[float, float, int | None]] = field(default_factory=list)
+    events: list[tuple] = field(default_factory=list)
     # Of the engine; only in the first report, which says that the generator is ready.
     slots: int | None = None
     error: str | None = None  # a traceback, or a sentence for the user: the generator has ended
@@ -232,7 +232,7 @@ class SharedParameters:
                 views[name].copy_(parameter)
         self.written_W[rank] = version
 
-    def read(self, copy: Callable[[], None]) -> int:
+    def read(self, copy: Callable) -> int:
         """Call `copy`, which copies the parameters, until no write has come between. Returns the
         version that was copied, the newest. TimeoutError if that does not happen within
         READ_TIMEOUT seconds."""

@@ -79,7 +79,7 @@ class SlotCache(Cache):
         return [part[: len(self.slots_n), :, : self.width] for part in stored]
 
 
-def parts_of_cache(cache: DynamicCache) -> tuple[dict[tuple, Tensor], dict[tuple, Tensor]]:
+def parts_of_cache(cache: DynamicCache) -> tuple[dict, dict]:
     """Keys and values by (layer, name), and states of recurrent layers by (layer, name, number)."""
     stored, states = {}, {}
     for i, layer in enumerate(cache.layers):

@@ -351,7 +351,7 @@ def leads(efficiency: dict) -> tuple[int, int]:
     return beyond(1, efficiency["B_ratio"]), -beyond(1, efficiency["C_mid_ratio"])
 
 
-def surely_higher(gap: Estimate, groups: Groups, seen: Callable[[Fit], float]) -> int:
+def surely_higher(gap: Estimate, groups: Groups, seen: Callable) -> int:
     """`beyond` 0 of the gap between the fits of two variants, but 0 if the points do not bear it
     out. They do if what is seen of the runs differs by half of it or more, in the same direction.
     Ends of flat curves do, unless a fit misses the end of its run."""

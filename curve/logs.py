@@ -63,7 +63,7 @@ OTHERS = "mean avg all overall answer sampled default agent core openai episode 
 KNOWN = {*RANK, *VALIDATION, *TRAINING, *OTHERS}
 # Columns that say of which kind a record is, and to which of several curves it belongs.
 KINDS = "kind type split mode phase".split()
-GROUPS = set("algorithm method recipe run run_id exp seed dataset task env model variant".split())
+GROUPS = "algorithm method recipe run run_id exp seed dataset task env model variant".split()
 
 
 @dataclass(frozen=True)

@@ -62,12 +62,12 @@ def numbered_records(path: Path) -> Iterator[tuple[int, object]]:
         import pyarrow.parquet
 
         batches = pyarrow.parquet.ParquetFile(path).iter_batches(batch_size=64)
-        yield from enumerate((row for batch in batches for row in batch.to_pylist()), start=1)
+        yield from enumerate((row for batch in batches for row in batch.to_pylist()), 1)
         return
-    text = path.read_text(encoding="utf-8-sig")
+    text = path.read_text("utf-8-sig")
     lines = text.split("\n")
     if path.suffix == ".jsonl" or path.suffix == ".json" and "}\n{" in text:
-        for number, line in enumerate(lines, start=1):
+        for number, line in enumerate(lines, 1):
             if line.strip():
                 yield number, json.loads(line)
     elif path.suffix == ".json":
@@ -75,7 +75,7 @@ def numbered_records(path: Path) -> Iterator[tuple[int, object]]:
         if isinstance(records, dict):  # by their ids, or a list of them under a name
             lists = [value for value in records.values() if isinstance(value, list)]
             records = lists[0] if len(lists) == 1 else records.values()
-        yield from enumerate(records, start=1)
+        yield from enumerate(records, 1)
     else:
         csv.field_size_limit(2**30)
         # The one that the first line has most often.

@@ -47,6 +47,8 @@ TRACEBACK = 2000  # characters of the end of a traceback that are kept
 
 PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 
+Items = list[tuple[Hashable, Problem, str]]  # keys, problems and completions
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -75,6 +77,9 @@ class Verdict:
     def reason(self) -> str:
         """Why there is no verdict."""
         return f"{self.failure}: {self.detail}" if self.detail else str(self.failure)
+
+
+Judged = list[tuple[Hashable, Verdict]]  # keys, and the verdicts on their completions
 
 
 def no_verdict_at_all(verdicts: list[Verdict]) -> str:
@@ -106,14 +111,14 @@ class VerifierPool(contextlib.AbstractContextManager):
         for thread in self._threads:
             thread.start()
 
-    def submit(self, items: list[tuple[Hashable, Problem, str]]) -> None:
+    def submit(self, items: Items) -> None:
         """Completions to be judged; their keys come back with the verdicts. Returns at once."""
         self.unfinished += len(items)
         for key, problem, completion in items:
             line = json.dumps([asdict(problem), completion]).encode() + b"\n"
             self._waiting.put((key, problem.task, line))
 
-    def results(self) -> list[tuple[Hashable, Verdict]]:
+    def results(self) -> Judged:
         """The verdicts there are now, each once, in the order in which they were reached."""
         if self._crash or self._closing:
             raise RuntimeError(
@@ -123,7 +128,7 @@ class VerifierPool(contextlib.AbstractContextManager):
         self.unfinished -= len(verdicts)
         return verdicts
 
-    def judge(self, items: list[tuple[Hashable, Problem, str]]) -> Iterator:
+    def judge(self, items: Items) -> Iterator:
         """Submit these completions, and yield each key with its verdict as it comes, until all have
         one."""
         self.submit(items)

@@ -11,7 +11,7 @@ from torch.nn import Embedding
 from transformers import PreTrainedModel
 
 from core.model import of_config, windows
-from core.policy import MicroBatch
+from core.policy import MicroBatch, Parts
 from core.rollouts import Batch
 from machinery.ranks import from_all_ranks
 
@@ -130,9 +130,9 @@ def attention_widths(model: PreTrainedModel) -> dict[int | None, int]:
     return {each: layers[each] * config.num_attention_heads * (keys + values) for each in layers}
 
 
-def pairs(parts: list[tuple[int, int]], window: int | None) -> int:
-    """How many pairs there are of a token and one that it attends to, itself among them, in parts
-    of sequences, as in `MicroBatch`."""
+def pairs(parts: Parts, window: int | None) -> int:
+    """How many pairs there are of a token and one that it attends to, itself among them, in these
+    parts."""
     total = 0
     for n, before in parts:
         places = np.arange(before, before + n) + 1
@@ -165,7 +165,7 @@ class Compute:
         now = self.ended or time.monotonic()
         return now - (self.started or now)
 
-    def add(self, batch: Batch, fed: list[tuple[int, int]]) -> None:
+    def add(self, batch: Batch, fed: Parts) -> None:
         """Count a batch. All of it was generated, each prompt once for its group. fed: the parts of
         sequences that the trainer's trunk was fed; filtered groups have none. In a forward a token
         or a pair takes 2 FLOPs for each number that it is multiplied with. A backward takes twice

@@ -51,8 +51,8 @@ def test_the_instruction_and_the_metadata_reach_the_verdict():
 
 
 REFUSED = r"""
-gym:nosuch | has no family 'nosuch'; it has ab,
-gym | reasoning-gym wants a family, as in gym:products; it has ab,
+gym:nosuch | there is no 'nosuch'; there are ab,
+gym | gym:FAMILY: there is no ''; there are ab,
 gym:products,digits=1 | products does not take {'digits': 1}:
 gym:products,graded=true | products does not take {'graded'
 gym:products,seed=1 | multiple values for argument .seed

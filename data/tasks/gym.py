@@ -39,9 +39,10 @@ def problems(
     whose problems cannot be judged here."""
     gym = reasoning_gym()
     if family not in gym.factory.DATASETS:
-        families = ", ".join(sorted(gym.factory.DATASETS))
-        said = f"has no family {family!r}" if family else "wants a family, as in gym:products"
-        raise ValueError(f"reasoning-gym {said}; it has {families}")
+        raise ValueError(
+            f"--data gym:FAMILY: there is no {family!r}; there are"
+            f" {', '.join(sorted(gym.factory.DATASETS))}"
+        )
     for why, families in REFUSED.items():
         if family in families.split():
             raise ValueError(f"reasoning-gym's {family} is refused: {why}; take another family")
@@ -95,7 +96,7 @@ def score(problem: Problem, completion: str) -> bool:
         return False
 
 
-def get_ready(problem: Problem) -> Callable[[str, dict], float]:
+def get_ready(problem: Problem) -> Callable:
     """The verifier for this problem. A verifier process calls this before it starts the clock,
     since the package takes seconds to import."""
     family, options = problem.metadata["family"], problem.metadata["options"]
