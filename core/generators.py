@@ -119,8 +119,10 @@ def start_generator(
             )
             child.start()
     except (OSError, EOFError) as error:
-        advice = "is /dev/shm full, or the number of processes or files at its limit?"
-        raise GeneratorFailed(f"{name} cannot be started ({error}): {advice}") from error
+        raise GeneratorFailed(
+            f"{name} cannot be started ({error}): is /dev/shm full, or the number of processes or"
+            " files at its limit?"
+        ) from error
     # Close the child's ends of the pipes in this process. If the child dies, even in the middle of
     # a message, reading then meets an end of file, and writing an error, which is ignored.
     # Otherwise both would wait for ever. A Queue has no public way to say this.

@@ -183,8 +183,10 @@ class SharedParameters:
         try:
             self.flat = torch.empty(model.num_parameters(only_trainable=True)).share_memory_()
         except RuntimeError as error:
-            advice = "raise `ulimit -f`, or make /dev/shm writable"
-            raise ValueError(f"no shared memory for the parameters ({error}): {advice}") from None
+            raise ValueError(
+                f"no shared memory for the parameters ({error}): raise `ulimit -f`, or make"
+                " /dev/shm writable"
+            ) from None
         self.begun_W, self.written_W = torch.full((2, ranks), -1).share_memory_()  # int64: versions
 
     def views(self) -> dict[str, Tensor]:

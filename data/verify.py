@@ -348,8 +348,9 @@ def score_of(task: ModuleType, problem: Problem, completion: str) -> float:
     """The score of a completion. Raises TypeError if it is none, or what the task raises."""
     value = task.score(problem, completion)
     if not hasattr(value, "__float__") or not 0 <= float(value) <= 1:  # numpy's numbers have it
-        said = f"{problem.task}.score returned {value!r:.80}"
-        raise TypeError(f"{said}, not True, False or a number from 0 to 1")
+        raise TypeError(
+            f"{problem.task}.score returned {value!r:.80}, not True, False or a number from 0 to 1"
+        )
     return float(value)
 
 

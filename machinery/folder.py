@@ -72,8 +72,9 @@ def lock_folder(folder: Path) -> TextIO:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.seek(0)
-        holder = f"process {file.read().strip()}"
-        raise ValueError(f"{folder} is in use by {holder}; wait for it or stop it") from None
+        raise ValueError(
+            f"{folder} is in use by process {file.read().strip()}; wait for it or stop it"
+        ) from None
     file.truncate(0)
     print(os.getpid(), file=file, flush=True)
     return file
@@ -120,8 +121,10 @@ def read_state(folder: Path, checkpoint: Path) -> dict:
             safetensors.safe_open(path, "pt")  # reads its header, and compares its length
         return state
     except Exception as error:  # of many kinds: of JSON, of safetensors, of the file system
-        advice = "--from-step goes on from an older checkpoint, or begin a new run"
-        raise ValueError(f"{path} is damaged ({error!r}): {advice}") from None
+        raise ValueError(
+            f"{path} is damaged ({error!r}): --from-step goes on from an older checkpoint, or begin"
+            " a new run"
+        ) from None
 
 
 def remove_checkpoint(checkpoint: Path) -> None:
@@ -177,8 +180,9 @@ def json_lines(path: Path) -> list[dict]:
             line = json.loads(text)
             line["kind"], line["step"]
         except (ValueError, TypeError, KeyError):
-            broken = "this is no line that a run has written: remove it"
-            raise ValueError(f"{path}, line {number}: {broken}") from None
+            raise ValueError(
+                f"{path}, line {number}: no run has written this line: remove it"
+            ) from None
         lines.append(line)
     return lines
 

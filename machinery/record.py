@@ -94,8 +94,7 @@ class Record:
             self.send = self.send or start_tracker(self.settings, self.folder)
             self.send(numbers, step=line["step"])
         except Exception as error:  # of whatever kind: the run is worth more than its tracker
-            text = f"--track {self.tracker} has failed, and gets nothing more"
-            warn("tracker", f"{text} ({type(error).__name__}: {error})")
+            warn("tracker", f"--track {self.tracker} has failed, and gets nothing more ({error!r})")
             self.tracker = None
 
     def warn(self, step: int, texts: dict) -> None:
@@ -244,8 +243,10 @@ class Record:
             f" to {now['pass_rate']:.3f} at step {now['step']}"
         )
         if best:
-            flags = f"--resume {self.folder} --from-step {step_of(best)}"
-            text += f"; once the run is stopped, {flags} goes on from before the fall"
+            text += (
+                f"; once the run is stopped, --resume {self.folder} --from-step {step_of(best)}"
+                " goes on from before the fall"
+            )
         return text, best
 
     def _pass_rates(self, groups: list[Group]) -> dict:
