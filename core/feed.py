@@ -219,12 +219,12 @@ class Feed:
         # and its share of one batch more. The rest would grow old in its queue.
         most_in_all = loss.groups_ahead(asynchrony, settings.groups_per_step, version)
         share_of_batch = settings.groups_per_step // len(self.generators) + 1
-        most_of = [
-            each.slots // settings.completions_per_prompt + share_of_batch
-            for each in self.generators
-        ]
-        if kind == "ppo":  # whole batches are handed out together
-            most_of = [most_in_all] * len(self.generators)
+
+        def most_of(generator: Generator) -> int:
+            if kind == "ppo":  # whole batches are handed out together
+                return most_in_all
+            return generator.slots // settings.completions_per_prompt + share_of_batch
+
         groups_of = Counter(  # that each generator has not sent back
             group.generator
             for group in self.under_way.values()
@@ -233,7 +233,7 @@ class Feed:
         new = []
         while len(self.under_way) < most_in_all:
             generator = min(self.generators, key=lambda each: groups_of[each.number] / each.slots)
-            if groups_of[generator.number] >= most_of[generator.number]:
+            if groups_of[generator.number] >= most_of(generator):
                 break
             prompt = self._next_prompt()
             if not prompt:
