@@ -35,7 +35,6 @@ from collections.abc import Hashable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Literal
 
 from data import Problem
 from data.sandbox import PATIENCE, PR_SET_PDEATHSIG
@@ -56,8 +55,9 @@ class Verdict:
 
     # As its task says: 1 if it is right, less if it is wrong or right in part; 0 without a verdict.
     score: float
-    # Why there is no verdict. A task that raises on a text is no failure: the text is wrong.
-    failure: Literal["time limit", "memory", "error", "died"] | None = None
+    # Why there is no verdict: time limit, memory, error or died. A task that raises on a text is no
+    # failure: the text is wrong.
+    failure: str | None = None
     # Of a failure: the error, the signal or the exit status. Without one: the traceback, if the
     # task has raised.
     detail: str = ""

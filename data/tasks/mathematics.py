@@ -55,10 +55,11 @@ NO_LETTERS = r'(?x) "[^"]*" | \.0+\b | \\frac | [\s(){}[\]/*]'
 # What a worked solution says before its answer, and what ends the answer.
 SAYS_ANSWER = r"(?i)####|(?:\b(?:the|final|correct)\s+answer\s+is\b|\banswer\b[\s*]*[:=])[\s*:]*"
 ENDS_ANSWER = r"(?<!\b[A-Z][a-z])\.(?=\s+[A-Z]|\s*$)|\n"  # but not behind Dr
-# A sentence: four words and a full stop, or two words and one of these; or what stands for none.
+# A sentence: four words and a full stop, or two words and one of these; or what stands for none; or
+# a box that does not close.
 PROSE = r"""(?xis) ^ (?: (?= .* \b(?:is|are|was|were|has|have|we|it|he|she|they)\b )
     (?: .*? \b[^\W\d_]{2,}\b ){2} | (?= .* [.!?] \s* $ ) (?: .*? \b[^\W\d_]{2,}\b ){4}
-    | \s* (?: proof | not[ ]?found ) \s* $ )"""
+    | \s* (?: proof | not[ ]?found ) \s* $ | .* \\boxed )"""
 
 # Behind the letter of a choice: another letter, or a word that takes it back.
 HEDGED = r"""(?x) (?<![A-Za-z\\]) [A-Z] (?![A-Za-z])
@@ -125,8 +126,7 @@ def problem(text: str, answer: str, instruction: str | None = None) -> Problem:
     answer = answer if boxed is None else boxed
     if not answer.strip():
         raise ValueError("the answer is empty")
-    is_long = len(answer) > LONGEST_ANSWER or boxed is None and "\\boxed" in answer
-    if is_long or boxed is None and re.search(PROSE, answer):
+    if len(answer) > LONGEST_ANSWER or boxed is None and re.search(PROSE, answer):
         raise NoAnswer(
             f"the answer {answer!r:.60} is a long text or a sentence, without ####, `The answer is`"
             " or a \\boxed{} that closes, and no reply repeats it"
