@@ -201,7 +201,7 @@ def make_requests(
     budget in this range. With the length penalty all have the largest budget."""
     low, high = thinking_budget
     if decoding.length_control == "penalty":
-        low = high = decoding.thinking_budget
+        low = high
     # numpy ignores zeros at the end of a seed. The 1 makes the budgets' seed differ from every seed
     # of noise.
     rng = np.random.default_rng((*seed, 0, 0, 1))

@@ -138,10 +138,7 @@ def micro_batch(
     """The tensors of these rows of the rollouts. Padding is on the right, where a causal model
     never looks. The padding after a shared prompt lies before the completions, so `Policy` masks
     it."""
-
-    def tensor(array) -> Tensor:
-        return torch.tensor(array, device=device)
-
+    tensor = lambda array: torch.tensor(array, device=device)
     chosen = [rollouts[row] for row in rows]
     L, T = widths(chosen, device, share_prompts).max(0).tolist()
     dtypes = {"tokens": np.int64, "sampled": bool, "logprobs": np.float32, "versions": np.int64}
