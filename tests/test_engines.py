@@ -177,7 +177,7 @@ def test_thinking_budgets_do_not_follow_the_noise_of_their_completions():
     assert abs(np.corrcoef(budgets, noise)[0, 1]) < 4.5 / np.sqrt(len(made))
     penalty = dataclasses.replace(rules, length_control="penalty")
     for i, request in enumerate(make_requests(0, [1], 9, (0, 20), penalty, seed=(0, 0))):
-        assert request.thinking_budget == 30 and request.seed == (0, 0, i)
+        assert request.thinking_budget == 20 and request.seed == (0, 0, i)
 
 
 # --- updates in flight ----------------------------------------------------------------------------
