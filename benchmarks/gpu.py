@@ -104,9 +104,9 @@ def train(name: str, flags: str = "", script: Path = ROOT / "train.py") -> None:
     step is for the start of this process and the end of the run."""
     few = "--steps 2 --prompts-per-step 4 --completions-per-prompt 4 --validation-problems 4"
     engine = "vllm" if HERE.step.startswith("vllm") else "torch"
-    flags = f"--engine {engine} --vllm-options {HERE.vllm_options} --name {name} {flags}"
-    flags += size("", f" {few}")
-    run, most = start(LIMITS[HERE.step] - 30, script, *flags.split()), 0.0
+    flags = f"--engine {engine} --name {name} {flags} {size('', few)}"
+    given = [*flags.split(), "--vllm-options", HERE.vllm_options]
+    run, most = start(LIMITS[HERE.step] - 30, script, *given), 0.0
     while run.poll() is None:
         most = max(most, memory())
         time.sleep(0.5)
@@ -213,7 +213,7 @@ def qwen3_run() -> None:
     """Both sides on this GPU. A random model solves nothing and no group would count, so a coin is
     the verdict."""
     coin = "def score(problem, completion):\n    return random.random() < 0.5\n"
-    folder = Path(tempfile.mkdtemp())
+    folder = Path(tempfile.mkdtemp(dir="."))
     script = project(folder, data__tasks__arithmetic=coin) / "train.py"
     flags = (
         "--model qwen3 --data arithmetic --defaults toy --thinking-budget 200 300 --steps 4"

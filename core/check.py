@@ -1,5 +1,6 @@
-"""Whether a model computes here what it computes in transformers. It is tried with each model that
-is loaded, before anything is written: no list of families would be complete.
+"""Whether a model computes here what it computes in transformers. train.py and generate.py try it
+with their model before anything is written, since no list of families would be complete. It is
+tried on the CPU: a GPU's kernels are not.
 
 Dimensions: T tokens, N sampled tokens of two completions, V vocabulary.
 """

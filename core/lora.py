@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn import Conv1d, Embedding, Linear, Module, Parameter
 from transformers import PreTrainedModel
 
+from core.rollouts import kept_buffers
 from core.settings import Settings, refuse
 
 ALPHA = 32
@@ -77,8 +78,8 @@ def add_low_rank(layer: Linear, inputs: tuple[Tensor], outputs: Tensor) -> Tenso
 
 @torch.no_grad()
 def merged(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """The parameters by name, as those of a model without adapters: W + s B A in fp32. They are
-    sharded as W is, so all ranks call this together."""
+    """The parameters in fp32 by name, as those of a model without adapters: W + s B A; then the
+    `kept_buffers`. They are sharded as W is, so all ranks call this together."""
     low_rank = dict(adapters(model))
     for name, parameter in model.named_parameters():
         layer = name.removesuffix("weight")
@@ -86,7 +87,8 @@ def merged(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
             a_RI, b_OR = low_rank[f"{layer}lora_a_RI"], low_rank[f"{layer}lora_b_OR"]
             parameter = parameter.float() + ALPHA / len(a_RI) * (b_OR @ a_RI)
         if name not in low_rank:
-            yield name, parameter
+            yield name, parameter.float()
+    yield from kept_buffers(model)
 
 
 def adapters(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:

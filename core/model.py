@@ -246,10 +246,10 @@ def refuse_too_long(model: PreTrainedModel, longest: int, advice: str = "") -> N
     )
 
 
-def first_learning_rate(parameters: int) -> float:
-    """A learning rate to begin with, by the number of parameters: 7.5e-05 for 1M, 3.1e-06 for
-    600M."""
-    return float(f"{0.075 / math.sqrt(parameters):.2g}")
+def first_learning_rate(parameters: int, factor: float = 1.0) -> float:
+    """A learning rate to begin with, by the number of parameters: 7.5e-05 for 1M, 3.1e-06 for 600M;
+    times this factor."""
+    return float(f"{factor * 0.075 / math.sqrt(parameters):.2g}")
 
 
 # --- text to token ids and back -------------------------------------------------------------------

@@ -158,6 +158,13 @@ class Batch:
         self.ages_N = version - np.concatenate(versions)
 
 
+def kept_buffers(model: PreTrainedModel) -> list[tuple[str, Tensor]]:
+    """The buffers that a checkpoint has beside the parameters, such as the bias of DeepSeek-V3's
+    router, by name."""
+    kept = model.state_dict().keys()
+    return [(name, buffer) for name, buffer in model.named_buffers() if name in kept]
+
+
 class SharedParameters:
     """The newest parameters of the trainer, in shared memory, float32. Each of the trainer's ranks
     writes its shard (`publish` in train.py); any number of generators read. W ranks.
@@ -180,8 +187,10 @@ class SharedParameters:
                 self.shapes[name] = parameter.shape
             if parameter is head:
                 self.head_name = name  # of the embedding, if they are tied
+        self.shapes |= {name: buffer.shape for name, buffer in kept_buffers(model)}
         try:
-            self.flat = torch.empty(model.num_parameters(only_trainable=True)).share_memory_()
+            numbers = sum(shape.numel() for shape in self.shapes.values())
+            self.flat = torch.empty(numbers).share_memory_()
         except RuntimeError as error:
             raise ValueError(
                 f"no shared memory for the parameters ({error}): raise `ulimit -f`, or make"

@@ -480,6 +480,11 @@ def refuse_impossible(settings: Sampling) -> None:
         (settings.generator_memory or 0) > 1,
         f"--generator-memory is a share, at most 1, not {settings.generator_memory}",
     )
+    try:
+        is_object = isinstance(json.loads(settings.vllm_options), dict)
+    except ValueError:
+        is_object = False
+    refuse(not is_object, '--vllm-options is an object in JSON, such as {"enforce_eager": true}')
     if not isinstance(settings, Settings):
         return
 

@@ -153,7 +153,7 @@ def text_records(log: Path, left_out: list[str]) -> list[dict]:
     if not lines:
         raise ValueError("the file is empty: the run has logged nothing yet")
     is_whole = text.endswith(("\n", "}"))
-    first, *others = lines.values()
+    first, *others = [line for line in lines.values() if "\0" not in line] or lines.values()
     if first.strip()[0] in "{[":
         if first.strip()[-1] != "}" or not others:
             return json_records(json.loads(text))
@@ -173,9 +173,12 @@ def line_records(lines: dict[int, str], left_out: list[str]) -> list:
     found, broken = [], []
     for number, line in lines.items():
         try:
-            found.append(json.loads(line))
+            record = json.loads(line)
+            if not isinstance(record, dict):
+                raise ValueError
+            found.append(record)
         except ValueError:
-            sentence = f"line {number} is no JSON: {line[:40]!r}"
+            sentence = f"line {number} is no JSON object: {line[:40]!r}"
             left_out.append(f"! left out: {sentence}")
             broken += [sentence] * ("\0" not in line)
     if len(broken) > len(lines) / 100:

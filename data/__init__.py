@@ -37,9 +37,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 HELD_OUT_SHARE = 10  # one text in so many is held out
-# All but superscripts, subscripts and fractions.
-SAME_WHEN_PLAIN = "[^¹²³¼-¾⁰-ₜ⅐-⅟]+"
-DOLLAR = r"\\?\$(?!\d)|(?<!\w)\\?\$"  # but not that of x$1
+# All but letters and digits above or below the line, and fractions.
+SAME_WHEN_PLAIN = "[^¹²³¼-¾ʰ-ʸˠ-ˤᴬ-ᵪᶛ-ᶿ⁰-ₜ⅐-⅟ⱼⱽ]+"
+DOLLAR = r"\\?\$(?!\d)|(?<!\w)\\?\$|(?<!\\)\\[()[\]]"  # or \( and \); but not that of x$1
 # A word, but no command, and no formula such as x, aB and 2xy; or an article.
 WORD = r"(?<!\\)\b(?:(?![a-z][A-Z]\b)[^\W\d_](?:['’]?[^\W\d_])+\b|[AI](?= [^\W\d_]{2}))"
 

@@ -48,7 +48,7 @@ LIKELY_COLUMNS = {  # guessed in this order
     "problem": "problem question prompt query question_stem messages conversations",
     "choices": "choices options endings",
     "passage": "passage context article body",
-    "image": "image images",
+    "image": "image images image_1 image_path decoded_image",
     "system": "prompt.system messages.system conversations.system system",
     "tests": "tests test_cases",
     "answer": """
@@ -214,8 +214,11 @@ def task_of(argument: str) -> str:
     columns = spec.options
     if spec.name not in KNOWN:
         files = held_out_files(spec) or find_parts(spec)["train"]
-        _, record = next(read_records(files[0]))
-        columns = choose_columns(spec, record)
+        place, record = next(read_records(files[0]))
+        try:
+            columns = choose_columns(spec, record)
+        except ValueError as error:
+            raise ValueError(f"{place}: {error}") from None
     return programming.__name__ if "tests" in columns else mathematics.__name__
 
 
@@ -272,12 +275,21 @@ def read_source(spec: Spec) -> Source:
     if parts[""] not in ([], parts["train"]):
         source.notes.append(f"! other files say train, and not used is {parts[''][0]}")
     for path in parts["test"] + parts["validation"]:
-        for _, record in read_records(path):
+        texts = {}  # by record
+        for place, record in read_records(path):
+            texts[place] = set()
             for options in ({}, spec.options):  # its columns may have other names
                 alone = replace(spec, options=options, wanted="problem")
                 with contextlib.suppress(ValueError):
                     text = asked(record, choose_columns(alone, record))
-                    source.apart.add(one_spelling(text))
+                    texts[place].add(one_spelling(text))
+        source.apart |= set().union(*texts.values())
+        unknown = [place for place in texts if not texts[place]]
+        if unknown:
+            source.notes.append(
+                f"! {len(unknown)} records of {path} are not held apart, since no column of them"
+                f" holds a problem, the first: {unknown[0]}"
+            )
     return source
 
 
@@ -452,34 +464,40 @@ def asked(record: dict, columns: dict[str, str]) -> str:
 
 
 def choices_of(value) -> dict:
-    """Choices by their labels: by their indices from 0 if they are a list. ValueError for other
-    forms."""
+    """Choices by their labels: by letters if they are a list. ValueError for other forms."""
     match value:
         case {"text": [*texts], "label": [*labels]}:
             value = dict(zip(labels, texts))
-        case [str() | int() | float(), *_]:
-            value = dict(enumerate(value))
+        case [str() | int() | float(), *_] if len(value) <= len(LETTERS):
+            value = dict(zip(LETTERS, value))
     if not isinstance(value, dict) or len(value) > len(LETTERS):
         raise ValueError(f"choices are a list of texts, or a column for each, not {value!r:.60}")
     return value
 
 
 def letter_of(answer, choices: dict) -> str:
-    """The letter of the choice that an answer names by its label, text, letter, or index from 0.
-    ValueError if there is none."""
-    number = len(choices)
-    names = [*choices, *choices.values(), *LETTERS[:number], *map(str, range(number))]
-    for name in (answer, str(answer)):
-        if name in names and not isinstance(name, bool):
-            return LETTERS[names.index(name) % number]
-    raise ValueError(f"the answer {answer!r:.60} is not one of the choices {choices}")
+    """The letter of the choice that an answer names, by its label, its text, or its index from 0 if
+    no label is a number. NoAnswer if it names none, or one in one way and another in another."""
+    by_index = not any(str(label).isdecimal() for label in choices)
+    places = {
+        i
+        for i, (label, choice) in enumerate(choices.items())
+        if str(answer) == str(label)
+        or (by_index and str(answer) == str(i))
+        or (str(answer) == str(choice) and type(answer) in (bool, type(choice)))
+    }
+    if len(places) != 1:
+        raise mathematics.NoAnswer(
+            f"the answer {answer!r:.60} names {len(places)} of the choices {choices}"
+        )
+    return LETTERS[places.pop()]
 
 
 def text_of(answer) -> str:
-    """The text of an answer, which may be a text, a number, true, false, or one of these in
-    a list. ValueError
-    for all others. A decimal is the one that was stored, if a program wrote all digits of its 64
-    bits: 0.3 for 0.30000000000000004, and 1.3 for 1.2999999523162842, which had 32 bits before."""
+    """The text of an answer, which may be a text, a number, true, false, or one of these in a list.
+    ValueError for all others. A decimal is the one that was stored, if a program wrote all digits
+    of its 64 bits: 0.3 for 0.30000000000000004, and 1.3 for 1.2999999523162842, which had 32 bits
+    before."""
     match answer:
         case [first, *others] if others.count(first) == len(others):
             answer = first

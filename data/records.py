@@ -103,7 +103,7 @@ def flat(record: dict) -> dict:
     choices = {
         name[-1].upper(): value
         for name, value in record.items()
-        if value and re.fullmatch(CHOICE, name)
+        if value not in ("", None) and re.fullmatch(CHOICE, name)
     }
     return columns | {"choices": choices} if len(choices) > 1 else columns
 

@@ -92,7 +92,8 @@ def open_run(asked: Settings, sources: list[Source] | None = None) -> "Run":
     checkpoint = checkpoint_of(folder, asked.from_step)
     refuse(
         asked.resume and asked.from_step is None and finished(folder, asked),
-        f"{folder} is finished: a larger --steps goes on",
+        f"{folder} is finished: a larger --steps goes on, or another --stop-when-gain-below or"
+        " --least-prompts, if that has ended it",
     )
     first_model = newest_model = model_path(asked.model)
     step, state = 0, None
@@ -122,9 +123,9 @@ def open_run(asked: Settings, sources: list[Source] | None = None) -> "Run":
     weights = lora.checksum(model) if settings.lora_rank else None
     refuse(
         state and (state["data"], state["weights"]) != (feed.data, weights),
-        f"--resume {folder}: the problems of --data {' '.join(asked.data)} or the weights of"
-        f" --model {asked.model} are not those that its checkpoint was made with: put the old ones"
-        f" back, or train its model in a new run: --model {newest_model}",
+        f"--resume {folder}: the problems of --data {' '.join(asked.data)}, or with --lora-rank the"
+        f" weights of --model {asked.model}, are not those that its checkpoint was made with: put"
+        f" the old ones back, or train its model in a new run: --model {newest_model}",
     )
     if settings.lora_rank:
         compute.adapters = lora.add_adapters(model, settings, checkpoint)
@@ -168,9 +169,9 @@ def settings_of_the_run(asked: Settings, model: PreTrainedModel) -> Settings:
         changes["engine"] = "torch"
     if asked.learning_rate is None:
         parameters = model.num_parameters(only_trainable=True)
-        rate = first_learning_rate(parameters) * (LORA_RATE if asked.lora_rank else 1)
+        rate = first_learning_rate(parameters, LORA_RATE if asked.lora_rank else 1)
         changes["learning_rate"] = rate
-        say(f"The learning rate is {rate}, for {parameters:,} parameters.")
+        say(f"The learning rate is {rate}, for a model of {parameters:,} parameters.")
     why_not = ""
     if "position_ids" not in inspect.signature(model.get_decoder().forward).parameters:
         why_not = "takes the place in the cache for the position"

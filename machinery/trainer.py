@@ -229,7 +229,7 @@ def gathered(tensor: Tensor) -> Tensor:
 
 
 def gather(policy: Policy, optimizer: torch.optim.Optimizer) -> tuple[dict, dict, dict]:
-    """All parameters by name, `merged`; those of adapters, by name; and all moments of the
+    """All parameters and kept buffers by name, `merged`; those of adapters; and all moments of the
     optimizer, by NUMBER/MOMENT with the number that the optimizer gives a parameter; on the CPU.
     Every rank calls this; rank 0 gets the tensors, and the others get None in their places."""
     rank, _ = rank_and_ranks()

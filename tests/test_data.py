@@ -139,7 +139,8 @@ a.csv | question,choices,answer//Q,"[""8"", ""7""]",1 | Q 8 7 | B
 a.jsonl | {Q, "choices": null, "context": "", "images": [], "answer": "7"} | Q | 7
 a.jsonl | {Q, "options": ["A)8", "B) 7"], "correct": "B"} | Q 8 7 | B
 a.jsonl | {Q, "choices": ["True", "False"], "answer": true} | Q//A. True//B. False | A
-a.jsonl | {Q, "opa": "8", "opb": "7", "cop": 1} | Q 8 7 | B
+a.jsonl | {Q, "opa": "1", "opb": "7", "cop": 1} | Q//A. 1//B. 7 | B
+a.jsonl | {Q, "A": 0, "B": 7, "answer": "B"} | Q//A. 0//B. 7 | B
 a.jsonl | {"prompt": "Q", "Option 1": "8", "Option 2": "7", "answer": 2} | Q 8 7 | B
 a.jsonl | {Q, "passage": "P", "answer": true} | P////Q | true
 a.jsonl | {"Body": "P", "Question": "Q", "Answer": 7.0} | P////Q | 7
@@ -151,6 +152,9 @@ a.jsonl | {Q, "answer": "**Answer:** 7.5 cm"} | Q | 7.5 cm
 a.jsonl | {Q, "answer": "Evelyn."} | Q | Evelyn.
 a.jsonl | {Q, "answer": "Paris, Rome, Oslo."} | Q | Paris, Rome, Oslo.
 a.jsonl | {Q, "answer": "The final answer is Dr. Who. He came."} | Q | Dr. Who
+a.jsonl | {Q, "answer": "The answer is J. K. Rowling. She"} | Q | J. K. Rowling
+a.jsonl | {Q, "answer": "The answer is **7**, since 3 + 4 = 7."} | Q | 7
+a.jsonl | {Q, "solution": "#### Step 1\nAdd.\n#### End\nSo \\boxed{7}"} | Q | 7
 a.jsonl | {"query": "Q", "response": "3 + 4 = 7\n#### 7\nThe answer is: 7"} | Q | 7
 a.jsonl | {"query": "Q", "response": "It is $\\boxed{7}$. The answer is: $7$. I hope."} | Q | 7
 a.jsonl | {Q, "solution": "So \\boxed{7}", "target": 0} | Q | 7
@@ -221,10 +225,14 @@ a.json | {"train": [{"problem": "x"}], "test": [{"problem": "y"}]} | record 1 ho
 a.json | {"problem": "x", "answer": "1"}//{"problem": "y"} | record 2: column 'answer' is empty
 a.jsonl | {"problem": "x", "choices": [%s0], "answer": 26} | line 1: choices are a list of texts
 a.jsonl | {"problem": "x", "choices": "A or B", "answer": "A"} | line 1: choices are a list of texts
-a.jsonl | {"problem": "x", "choices": ["3", "4"], "answer": 2} | the answer 2 is not one of
-a.jsonl | {"problem": "x", "options": ["3", "4"], "answer": "C"} | the answer 'C' is not one of
+a.jsonl | {"problem": "x", "choices": ["3", "4"], "answer": 2} | the answer 2 names 0 of
+a.jsonl | {"problem": "x", "options": ["3", "4"], "answer": "C"} | the answer 'C' names 0 of
+a.csv | problem,choices,answer//x,"[""1"", ""0""]",1 | line 2: the answer '1' names 2 of
+a.jsonl | {Q, "solution": "def double(x):\n    return 2 * x"} | line 1: .* long text or a sentence
+a.jsonl | {Q, "answer": "The answer is first 3, then 4 and 5 more."} | line 1: .* a sentence
 a.jsonl | {"problem": "x", "context": {"title": ["a"]}, "answer": "1"} | 'context' holds no text
 a.jsonl | {"prompt": "<|user|>x<|assistant|>", "answer": "1"} | line 1: '<.user.>' is no part
+a.jsonl | {Q, "decoded_image": "a.png", "answer": "1"} | line 1: column 'decoded_image' holds no
 a.jsonl | {Q, "image": "a.png", "answer": "1"} | line 1: column 'image' holds no text but 'a.png'
 a.jsonl | {Q, "images": [{"path": null}], "answer": "1"} | line 1: column 'images' .* or an image
 a.jsonl | {"problem": "<image>x", "images": [], "answer": "1"} | '<image>' is no part of a problem
@@ -335,13 +343,15 @@ def test_what_is_held_out_depends_on_the_text_alone_in_any_spelling(tmp_path):
 
 SAME = """
 A café: is 12 + 1 it?;A CAFÉ: IS 12 + 1 IT?;A cafe\u0301: is 12 + 1 it?;A café: is $12$ + $1$ it?;
-A \u200bcafé: is 12 + 1 it?;A café: is \uff11\uff12 + \uff11 it?;A café: is 12  +\n1 it  ?
+A \u200bcafé: is 12 + 1 it?;A café: is \uff11\uff12 + \uff11 it?;A café: is \\(12\\) + 1 it?;
+A café: is 12  +\n1 it  ?
 """  # one problem
 
 
 def test_texts_that_differ_in_spaces_and_line_ends_alone_are_one_problem(tmp_path):
     texts = "Write 11/2;Write 1 1/2;52 + 1;5² + 1;aB;Ab;x$1;x1; Write\n11/2 "
-    apart = [r"find x", "find X", "10^2", "102", "10²", "10, 200", "10,200", r"\Delta", r"\delta"]
+    apart = ["find x", "find X", "10^2", "102", "10²", "10, 200", "10,200", r"\Delta", r"\delta"]
+    apart += ["2ˣ", "2x"]
     assert len({*map(one_spelling, apart)}) == len(apart)
     assert len({*map(one_spelling, SAME.split(";"))}) == 1
     texts = texts.split(";")
@@ -469,6 +479,8 @@ def test_any_data_set_of_the_hub_and_any_folder_can_be_named(hub, tmp_path):
     write(folder / "train" / "a.jsonl", records(40))
     write(folder / "algebra.jsonl", records(40, start=100))
     assert re.search(r"not used is .*algebra\.jsonl", load(str(folder)).notes[-1])
+    write(folder / "valid" / "a.jsonl", [{"instruction": "Add."}] * 3)
+    assert "! 3 records of" in load(str(folder)).notes[-1]  # are not held apart
     with pytest.raises(ValueError, match="no file of records below other/"):
         load(f"{folder},subset=other")
 

@@ -15,12 +15,14 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from core.check import refuse_wrong_logprobs
 from core.engine import sample_all
-from core.model import attention_on_gpu, recurrent
+from core.lora import merged
+from core.model import attention_on_gpu, load_model, recurrent
 from core.policy import Policy, micro_batches
 from core.rollouts import Request
 from core.settings import Settings
 from core.torch_engine import TorchEngine
 from docs.make_base import make_tokenizer
+from machinery.measures import attention_widths, matmul_parameters
 from machinery.run import settings_of_the_run
 
 TABLE = json.loads((Path(__file__).parent / "families.json").read_text())
@@ -72,11 +74,14 @@ def in_trainer(model, rollouts, share):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_engine_and_trainer_compute_what_the_stock_model_does(family):
+def test_engine_and_trainer_compute_what_the_stock_model_does(family, tmp_path):
     """Slots at several positions, prompts of one token and others admitted together, completions
     that are longer than the window of 8, gaps that close. And the gradients, also behind shared
-    prompts."""
+    prompts. A checkpoint of it can be loaded, and what it costs can be counted."""
     model = random_model(family)
+    model.save_pretrained(tmp_path, state_dict=dict(merged(model)))
+    load_model(str(tmp_path))
+    assert matmul_parameters(model) > 0 < sum(attention_widths(model).values())
     stock = copy.deepcopy(model)
     stock.set_attn_implementation("eager")
     share = not recurrent(model)

@@ -171,7 +171,8 @@ def test_a_half_written_last_line_is_left_out():
     whole = bytes_of(of_each("acc"))
     half = b'{"step": 700, "ac'
     require_curve(read(whole + half))
-    assert """line 12 is no JSON: '{"step": 700, "ac'""" in refusal(whole + half + b"\n" + whole)
+    broken = """line 12 is no JSON object: '{"step": 700, "ac'"""
+    assert broken in refusal(whole + half + b"\n" + whole)
     plain = bytes_of([("step", "val/acc", '"loss, mean"'), *((*at, 1) for at in CURVE)])
     require_curve(read(plain.rstrip()))
     require_curve(read(plain + b"700,0."))
@@ -180,9 +181,9 @@ def test_a_half_written_last_line_is_left_out():
 
 def test_lines_that_cannot_be_read_are_left_out_and_told_if_they_are_few():
     lines = bytes_of(of_each("acc")).splitlines(keepends=True)
-    series = read(b"".join([*lines[:3], b"\0" * 99 + b"\n", *lines[3:]]))
+    series = read(b"".join([b"\0" * 99 + b"\n", *lines]))
     require_curve(series)
-    assert series.notes[-1].startswith("! left out: line 4 is no JSON")
+    assert series.notes[-1].startswith("! left out: line 1 is no JSON")
     many = b"".join(b'{"step": %d, "acc": 0.5}\n' % step for step in range(120))
     series = read(many.replace(b'"acc": 0.5}\n{"step": 60', b'"a"{"step": 60', 1))
     assert len(series.x) == 118 and series.notes[-1].startswith("! left out: line 60 is no JSON")

@@ -89,7 +89,7 @@ def test_a_run_goes_on_to_the_last_digit_beside_the_weights_of_its_first_model(m
     with pytest.raises((ValueError, OSError), match="adapters.safetensors"):
         run_train(again)
     shutil.copytree(last / "model", "base", dirs_exist_ok=True)
-    with pytest.raises(ValueError, match="the weights of --model base are not those"):
+    with pytest.raises(ValueError, match="the weights of --model base, are not those"):
         run_train(["--resume", str(RUN), "--steps", "6"])
     assert log(RUN) == kept
 

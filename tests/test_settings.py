@@ -186,6 +186,7 @@ REFUSED = """
 stray | stray
 --model no/such/model | --model no/such/model folder
 --lora-rank 64 | --lora-rank 64
+--vllm-options {nonsense | --vllm-options
 --model here | --model here
 --model data | --model data
 --model runs/taken | runs/taken/model?

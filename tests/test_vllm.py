@@ -18,7 +18,9 @@ def test_a_generator_process_with_experts_or_with_tensor_parallelism(tmp_path, k
     samples_takes_updates_validates_and_stops(settings_of(folder, "vllm", devices=names))
 
 
-@pytest.mark.parametrize("parameters", ["--learning-rate 5e-4", "--lora-rank 8"])
+@pytest.mark.parametrize(
+    "parameters", ["--learning-rate 5e-4", "--lora-rank 8 --learning-rate 2e-3"]
+)
 def test_a_whole_short_run_with_vllm_learns(tmp_path, parameters):
     """Asynchronous, with an update after each step, of all parameters or of adapters; generator and
     trainer agree at every validation."""

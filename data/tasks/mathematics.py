@@ -54,12 +54,14 @@ NO_LETTERS = r'(?x) "[^"]*" | \.0+\b | \\frac | [\s(){}[\]/*]'
 
 # What a worked solution says before its answer, and what ends the answer.
 SAYS_ANSWER = r"(?i)####|(?:\b(?:the|final|correct)\s+answer\s+is\b|\banswer\b[\s*]*[:=])[\s*:]*"
-ENDS_ANSWER = r"(?<!\b[A-Z][a-z])\.(?=\s+[A-Z]|\s*$)|\n"  # but not behind Dr
-# A sentence: four words and a full stop, or two words and one of these; or what stands for none; or
-# a box that does not close.
+# A full stop, but not behind Dr or an initial; or what gives a reason.
+ENDS_ANSWER = r"""(?x) (?<! \b[A-Z] ) (?<! \b[A-Z][a-z] ) (?<! \bMrs ) \. (?= \s+[A-Z] | \s*$ )
+    | (?<= ^[A-Z] ) \. (?= \s+[A-Z][a-z] | \s*$ ) | \n | ,?[ ](?: since | because | as | so )\b"""
+# A sentence: four words and a full stop, or two words and one of these; or what stands for none; a
+# box that does not close; or a program.
 PROSE = r"""(?xis) ^ (?: (?= .* \b(?:is|are|was|were|has|have|we|it|he|she|they)\b )
     (?: .*? \b[^\W\d_]{2,}\b ){2} | (?= .* [.!?] \s* $ ) (?: .*? \b[^\W\d_]{2,}\b ){4}
-    | \s* (?: proof | not[ ]?found ) \s* $ | .* \\boxed )"""
+    | \s* (?: proof | not[ ]?found ) \s* $ | .* \\boxed | .* ``` | (?: def | import )[ ] )"""
 
 # Behind the letter of a choice: another letter, or a word that takes it back.
 HEDGED = r"""(?x) (?<![A-Za-z\\]) [A-Z] (?![A-Za-z])
@@ -121,12 +123,16 @@ def problem(text: str, answer: str, instruction: str | None = None) -> Problem:
     its last \\boxed{} (MATH), or behind the last `####` (GSM8K), `The answer is` or `Answer:`.
     Raises NoAnswer for another sentence, and ValueError for an empty answer."""
     boxed, (*before, last) = last_boxed(answer), re.split(SAYS_ANSWER, answer)
-    if before and (boxed is None or "####" in answer):
-        boxed, answer = None, re.split(ENDS_ANSWER, last.strip())[0]
-    answer = answer if boxed is None else boxed
+    says = before and last_boxed(last) is None
+    sentence = answer  # if it is one, no reply repeats it
+    if says and (boxed is None or re.search(r"####[^\n]*\s*$", answer)):
+        answer = re.split(ENDS_ANSWER, last.strip())[0].strip(" *")
+        sentence = f"{answer}."
+    elif boxed is not None:
+        answer, sentence = boxed, ""
     if not answer.strip():
         raise ValueError("the answer is empty")
-    if len(answer) > LONGEST_ANSWER or boxed is None and re.search(PROSE, answer):
+    if len(answer) > LONGEST_ANSWER or re.search(PROSE, sentence):
         raise NoAnswer(
             f"the answer {answer!r:.60} is a long text or a sentence, without ####, `The answer is`"
             " or a \\boxed{} that closes, and no reply repeats it"
