@@ -27,7 +27,7 @@ TABLE = """\
 | No-Positive-Resampling | TRL has none: solved prompts come again |
 | weights of several sources | TRL has none: one set |
 | optimizer | new moments; the warmup begins at 0 |
-| `--lora-rank` | its adapters are merged; all parameters are trained, at 1/2.5 of the run's rate |
+| `--lora-rank` | its adapters are merged; all parameters are trained, at 1/{factor} of the run's rate |
 | held-out problems | `eval_pass_rate` in `trl/trainer_state.json` |
 """  # noqa: E501
 SCRIPT = '''"""The run {run.name} goes on in TRL 1.16.0.
@@ -116,7 +116,7 @@ def main(arguments: list[str]) -> int:
     trained = (checkpoint_of(run, None) or run) / "model"
     model = trained if trained.exists() else model_path(settings.model)
     kind, k = loss.parse_asynchrony(recipe.asynchrony)
-    table = TABLE.format(recipe=recipe)
+    table = TABLE.format(recipe=recipe, factor=LORA_RATE)
     script = SCRIPT.format(
         run=run,
         project=ROOT,
