@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -52,6 +53,15 @@ def no_group_is_left():
 @pytest.fixture(autouse=True)
 def nothing_has_been_warned_of(monkeypatch):
     monkeypatch.setattr("core.screen._warned", set())
+
+
+@pytest.fixture(autouse=True)
+def signals_are_handled_as_before():
+    """A run in this process handles Ctrl-C in its own way."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture

@@ -17,15 +17,12 @@ from core.model import load_model
 from core.policy import Policy, micro_batches
 from core.settings import Settings, parse
 from docs.make_base import BASE_MODEL
-from machinery.ranks import Stop
 
 RUN = Path("runs/run")
 FLAGS = [*TINY, "--one-process", "--train-prompts", "20", "--lora-rank", "4", "--name", "run"]
 
 
-@pytest.fixture(autouse=True)
-def here(here, monkeypatch):
-    monkeypatch.setattr(Stop, "listen", lambda _: None)
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def logprobs(model, seed=1):

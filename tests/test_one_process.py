@@ -15,15 +15,12 @@ from steps import run_train
 
 from data.tasks import arithmetic
 from machinery import run as run_module
-from machinery.ranks import Stop
 
 RUN = Path("runs/run")
 FLAGS = [*TINY, "--one-process", "--train-prompts", "20", "--steps", "1", "--name", "run"]
 
 
-@pytest.fixture(autouse=True)
-def here(here, monkeypatch):
-    monkeypatch.setattr(Stop, "listen", lambda _: None)
+pytestmark = pytest.mark.usefixtures("here")
 
 
 class Broken(OSError):

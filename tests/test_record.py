@@ -48,7 +48,6 @@ from machinery.folder import (
     write_config,
 )
 from machinery.measures import Compute, Totals, attention_widths, matmul_parameters
-from machinery.ranks import Stop
 from machinery.record import Record, step_warnings
 from machinery.run import open_run
 
@@ -241,7 +240,6 @@ def resumable(tmp_path, here, monkeypatch):
     train_rank(0, chosen, str(BASE_MODEL), [batch_of_groups()], folder)
     write_config(folder, chosen)
     add_R0(folder)
-    monkeypatch.setattr(Stop, "listen", lambda _: None)
     return lambda error: monkeypatch.setattr(Feed, "start", Mock(side_effect=error))
 
 
@@ -339,7 +337,6 @@ def test_a_fall_is_said_with_the_command_that_goes_on_from_before_it_and_it_does
 ):
     """The pass rate rises, scatters and falls, with a validation and a checkpoint each step. The
     best one is kept beside the newest ones; what came later is dropped."""
-    monkeypatch.setattr(Stop, "listen", lambda _: None)
     rates = iter([0.1, 0.5, 0.9, 0.8, 0.84, 0.7, 0.6])  # a fifth of the gain is .16
     next_rate = lambda *_: {"pass_rate": next(rates), "num_examples": 2000}
     monkeypatch.setattr(Record, "_pass_rates", next_rate)

@@ -31,15 +31,11 @@ COMMAND = ["--seeds", "0", "1", "--jobs", "2", *SIZES]
 
 
 @pytest.fixture(autouse=True)
-def folder_and_signals(tmp_path, here):
-    """A folder with two.json. Ctrl-C is handled as at the start of a process, since a run in this
-    process has another handler; afterwards the handlers are put back."""
+def folder_and_ctrl_c(tmp_path, here):
+    """A folder with two.json. Ctrl-C is not ignored, as it is in tests that a shell has started in
+    the background."""
     (tmp_path / "two.json").write_text(json.dumps(VARIANTS))
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 def status_of(*arguments: str) -> int:
