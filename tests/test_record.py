@@ -15,6 +15,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from faults import log
+from programs import rows
 from steps import (
     FIRST,
     GivenGroups,
@@ -398,42 +399,43 @@ def test_what_a_resumed_run_cannot_change_is_refused_by_name(here):
 
 # --- warnings -------------------------------------------------------------------------------------
 
-HEALTHY = {
-    "step": 9,
-    "truncated_fraction": 0.1,
-    "kl_estimate": 0.1,
-    "entropy": 1.0,
-    "zero_variance_fraction": 0.5,
-    "skipped": 0,
-    "pass_rate": 0.4,
-    "groups_counted": 4,
+# What differs from a healthy step.
+STEPS = {
+    "healthy": {},
+    "truncated": {"truncated_fraction": 0.11},
+    "far": {"kl_estimate": 2.1},
+    "untrained": {"kl_estimate": None, "entropy": None},  # nothing counted
+    "flat": {"zero_variance_fraction": 1.0},
+    "few": {"groups_counted": 2},
+    "solved": {"groups_counted": 2, "pass_rate": 0.95},  # so few count
+    "skipped": {"skipped": 1},
 }
-FEW, FLAT, SKIPPED = {"groups_counted": 2}, {"zero_variance_fraction": 1.0}, {"skipped": 1}
-DRIFTS = {"kl_estimate": 2.1}
-NOTHING = {"kl_estimate": None, "entropy": None}  # was trained on
+# Steps, each so many times, and what is warned of after the last.
+WARNINGS = """
+10 healthy |
+1 truncated | truncation
+1 far, 1 healthy, 1 far | drift
+1 far, 2 healthy, 1 far |
+1 far, 2 untrained |
+4 flat |
+5 flat | flat
+4 flat, 1 healthy, 1 flat |
+9 few |
+10 few | few groups
+5 few, 1 solved, 4 few |
+5 few, 1 healthy, 4 few |
+1 skipped | not finite
+"""
 
 
-@pytest.mark.parametrize(
-    "changes, about",
-    [
-        ([{}] * 10, []),
-        ([{"truncated_fraction": 0.11}], ["truncation"]),
-        ([DRIFTS, {}, DRIFTS], ["drift"]),
-        ([DRIFTS, {}, {}, DRIFTS], []),
-        ([DRIFTS, NOTHING, NOTHING], []),
-        ([FLAT] * 4, []),
-        ([FLAT] * 5, ["flat"]),
-        ([FLAT] * 4 + [{}, FLAT], []),
-        ([FEW] * 9, []),
-        ([FEW] * 10, ["few groups"]),
-        ([FEW] * 5 + [FEW | {"pass_rate": 0.95}] + [FEW] * 4, []),
-        ([FEW] * 5 + [{}] + [FEW] * 4, []),
-        ([SKIPPED], ["not finite"]),
-    ],
-)
-def test_what_the_last_steps_are_warned_of(changes, about):
-    steps = [HEALTHY | change for change in changes]
-    assert [*step_warnings(steps, 100, 8)] == about
+@pytest.mark.parametrize("made, about", rows(WARNINGS))
+def test_what_the_last_steps_are_warned_of(made, about):
+    healthy = dict(step=9, truncated_fraction=0.1, kl_estimate=0.1, entropy=1.0, skipped=0)
+    healthy |= dict(zero_variance_fraction=0.5, pass_rate=0.4, groups_counted=4)
+    steps = []
+    for times, kind in (each.split() for each in made.split(", ")):
+        steps += [healthy | STEPS[kind]] * int(times)
+    assert ", ".join(step_warnings(steps, 100, 8)) == about
     assert step_warnings(steps, 7, 8)["few prompts"].startswith("7 prompts are left")
 
 
