@@ -1,6 +1,5 @@
 """Settings: flags, recipes, defaults, what is refused and how, and how devices are split."""
 
-import dataclasses
 import os
 import re
 import sys
@@ -10,7 +9,6 @@ import torch
 from programs import rows
 from steps import run_train
 
-import loss
 from core import settings as settings_module
 from core.feed import Feed
 from core.model import first_learning_rate
@@ -56,23 +54,20 @@ def test_generate_samples_the_model_of_a_run_as_the_run_did(tmp_path, monkeypatc
         parse(["--model", "model", "--defaults", "paper"], GenerateCommand)
 
 
-def test_recipe_flags(tmp_path, here):
-    for flags, recipe, name in (
-        ("", loss.Recipe(), "scalerl"),
-        ("--recipe base", loss.RECIPES["base"], "base"),
-        ("--leave-out loss", loss.leave_one_out("loss"), "scalerl-without-loss"),
-        (
-            "--recipe=minimax --loss gspo",
-            dataclasses.replace(loss.RECIPES["minimax"], loss="gspo"),
-            "minimax-loss-gspo",
-        ),
-        ("--no-fp32-logits", loss.Recipe(fp32_logits=False), "scalerl-fp32_logits-False"),
-        ("--fp32-logits split", loss.Recipe(fp32_logits="split"), "scalerl-fp32_logits-split"),
-        ("--fp32-logits", loss.Recipe(), "scalerl"),
-    ):
-        settings = parse([*flags.split(), "--seed", "3"])
-        assert settings.recipe == recipe
-        assert new_folder(settings).name == f"{name}-seed3"
+# Flags, and how the run is named.
+NAMES = """
+--recipe base | base
+--leave-out loss | scalerl-without-loss
+--recipe=minimax --loss gspo | minimax-loss-gspo
+--no-fp32-logits | scalerl-fp32_logits-False
+--fp32-logits split | scalerl-fp32_logits-split
+--fp32-logits | scalerl
+"""
+
+
+def test_a_recipe_gives_a_run_its_name_and_its_groups(tmp_path, here):
+    for flags, name in rows(NAMES):
+        assert new_folder(parse([*flags.split(), "--seed", "3"])).name == f"{name}-seed3"
     assert parse(["--recipe", "dapo", "--prompts-per-step", "48"]).groups_per_step == 80
     for number in ("", "-2"):
         assert new_folder(parse([])).name == f"scalerl-seed0{number}"
@@ -96,6 +91,9 @@ VALUES = """
 --loss dapo --eps-low 0 | toy | eps_low 0.0
 --max-length 8 | toy | thinking_budget (6, 6); answer_budget 2; length_control penalty
 --recipe base --no-positive-resampling | toy | no_positive_resampling True
+--no-fp32-logits | toy | fp32_logits False
+--fp32-logits split | toy | fp32_logits split
+--recipe base --fp32-logits | toy | fp32_logits True
 --data gym:gcd --leave-out asynchrony | short | asynchrony ppo-8; length_control penalty
 --data gym:gcd --recipe base --loss grpo | short | asynchrony ppo-8; loss grpo
 """
