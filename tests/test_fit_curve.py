@@ -14,6 +14,7 @@ import pytest
 from curves import fit_of, run_of
 from faults import python
 from matplotlib.figure import Figure
+from programs import rows
 from scipy.optimize import least_squares
 
 import fit_curve
@@ -82,17 +83,19 @@ def test_fit_window_degrees_of_freedom_and_source_of_R0():
     assert "the first point, at 15: --r0 can say" in describe(late, report(late))
 
 
-NO_CURVE = {  # the first two of four points
-    (-1, 0.1, 1, 0.2): "x = -1, y = 0.1: compute must increase",
-    (0, 0.1, 0, 0.3): "x = 0, y = 0.3: compute must increase",
-    (0, 0.1, 1, 1.1): "x = 1, y = 1.1: a pass rate lies in",
-    (0, 0.1, 1, -0.1): "x = 1, y = -0.1: a pass rate lies in",
-    (0, 0.1, 1, np.nan): "x = 1, y = nan: not finite",
-}
+# The first two of four points, and what is said.
+NO_CURVE = """
+-1 0.1 1 0.2 | x = -1, y = 0.1: compute must increase
+0 0.1 0 0.3 | x = 0, y = 0.3: compute must increase
+0 0.1 1 1.1 | x = 1, y = 1.1: a pass rate lies in
+0 0.1 1 -0.1 | x = 1, y = -0.1: a pass rate lies in
+0 0.1 1 nan | x = 1, y = nan: not finite
+"""
 
 
 def test_what_is_no_curve_is_refused():
-    for (x0, y0, x1, y1), words in NO_CURVE.items():
+    for points, words in rows(NO_CURVE):
+        x0, y0, x1, y1 = map(float, points.split())
         with pytest.raises(ValueError, match=words):
             fit_sigmoid([x0, x1, 2, 3], [y0, y1, 0.3, 0.4])
 
@@ -352,31 +355,31 @@ def test_folders_columns_and_equal_names_are_told_apart(results_of):
     assert "! compute is step and hours: the comparison says nothing" in text
 
 
-SHORT = "{0} of {0} validations are fitted, and a fit needs 5"
-REFUSED = {
-    "": "LOGS is missing",
-    "missing.csv": "No such file or directory: 'missing.csv'",
-    "--compare a= b=log.csv": "'a=' names no log",
-    "--compare 3.csv 4.csv": f"{SHORT.format(3)}; and 4.csv: pass_rate: {SHORT.format(4)}",
-    "log.csv --predict 1e400": "positive and finite",
-    "log.csv --predikt 3": "did you mean --predict?",
-    "log.csv --r0 second": "--r0: 'second' is not one of first, free, a number",
-    "log.csv --r0 -1": "R0 = -1",
-    "log.csv --fit-from 1e9": "0 of 41 validations",
-    "log.csv --reach 1.2": "--reach 1.2",
-    "--compare log.csv --reach 0.5": "--reach 0.5",
-    "log.csv --plot no/such/folder.png": "No such file",
-    "log.csv --plot picture.xyz": "'xyz' is not supported (supported formats: ",
-    "log.csv --x pass_rate": "compute must increase, and is never below 0: name another",
-    "log.csv --y compute_flops": "compute_flops: x = 15, y = 15: a pass rate lies in [0, 1]: name",
-}
+# Flags, and what is said.
+REFUSED = """
+missing.csv | No such file or directory: 'missing.csv'
+ | LOGS is missing
+--compare a= b=log.csv | 'a=' names no log
+--compare 3.csv 4.csv | 3 of 3 validations are fitted, and a fit needs 5; and 4.csv: pass_rate: 4
+log.csv --predict 1e400 | positive and finite
+log.csv --predikt 3 | did you mean --predict?
+log.csv --r0 second | --r0: 'second' is not one of first, free, a number
+log.csv --r0 -1 | R0 = -1
+log.csv --fit-from 1e9 | 0 of 41 validations
+log.csv --reach 1.2 | --reach 1.2
+--compare log.csv --reach 0.5 | --reach 0.5
+log.csv --plot no/such/folder.png | No such file
+log.csv --plot picture.xyz | 'xyz' is not supported (supported formats:
+log.csv --x pass_rate | compute must increase, and is never below 0: name another
+log.csv --y compute_flops | compute_flops: x = 15, y = 15: a pass rate lies in [0, 1]: name
+"""
 
 
 def test_bad_arguments_are_refused(command):
     write_csv("log.csv", *run_of())
     for n in (3, 4):
         write_csv(f"{n}.csv", np.arange(n), np.linspace(0.1, 0.4, n))
-    for arguments, words in REFUSED.items():
+    for arguments, words in rows(REFUSED):
         status, text, error = command(arguments)
         assert (status, error.count("\n"), text) == (2, 1, ""), arguments
         assert words in error, arguments

@@ -15,6 +15,7 @@ from unittest.mock import Mock, call
 import pytest
 import torch
 from faults import ROOT, python
+from programs import rows
 from sampling import (
     decoding,
     largest_error,
@@ -287,22 +288,23 @@ def test_tasks_and_readers_get_texts_with_the_usual_markers(models, chat_models)
 # --- what cannot be -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "file, changes, message",
-    [
-        ("config.json", {"num_hidden_layers": 9}, r"lack \d+ weights, model.layers.\S+ first"),
-        ("tokenizer_config.json", {"tokenizer_class": 1}, "its tokenizer could not be"),
-        ("chat", "{{ raise_exception('no') }}", r"template cannot be used \(TemplateError: no"),
-        ("chat", "<think>", "drops the prompt: two have the same tokens"),
-        ("flags", {"end_of_thinking": "12"}, "wants exactly one"),
-        ("flags", {"interruption_phrase": ""}, "does not close thinking"),
-        ("prompts", "1 + 1=", "no tokens for a part of the prompt .*<unk>"),
-    ],
-)
+# What is wrong in a model, or asked of it, and what is said.
+UNUSABLE = r"""
+config.json | {"num_hidden_layers": 9} | lack \d+ weights, model.layers.\S+ first
+tokenizer_config.json | {"tokenizer_class": 1} | its tokenizer could not be
+chat | "{{ raise_exception('no') }}" | template cannot be used \(TemplateError: no
+chat | "<think>" | drops the prompt: two have the same tokens
+flags | {"end_of_thinking": "12"} | wants exactly one
+flags | {"interruption_phrase": ""} | does not close thinking
+prompts | "1 + 1=" | no tokens for a part of the prompt .*<unk>
+"""
+
+
+@pytest.mark.parametrize("file, changes, message", rows(UNUSABLE))
 def test_a_model_that_cannot_be_used_is_refused_in_one_sentence(
     models, tmp_path, file, changes, message
 ):
-    """Each for one thing that is wrong in it, or that is asked of it."""
+    changes = json.loads(changes)
     folder = Path(shutil.copytree(models["llama"], tmp_path / "model"))
     if file.endswith(".json"):
         rewrite(folder / file, **changes)
@@ -422,16 +424,16 @@ def test_a_completion_that_is_right_in_part_is_not_called_wrong_and_a_truncated_
     assert judged == [*verdicts[:4], Verdict(False)]
 
 
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        ("", "say one of --prompt"),
-        ("--prompt 1+1= --evaluate", "say one of --prompt"),
-        ("--prompt 1+1= --log log.jsonl", "--log goes with --evaluate"),
-        ("--evaluate --log nowhere/log.jsonl", "No such file .*nowhere/log.jsonl"),
-        ("--prompt 1+1=", r"out of memory \(Unable to allocate 9 TiB\): lower --slots or"),
-    ],
-)
+IMPOSSIBLE = r"""
+--prompt 1+1= --evaluate | say one of --prompt
+ | say one of --prompt
+--prompt 1+1= --log log.jsonl | --log goes with --evaluate
+--evaluate --log nowhere/log.jsonl | No such file .*nowhere/log.jsonl
+--prompt 1+1= | out of memory \(Unable to allocate 9 TiB\): lower --slots or
+"""
+
+
+@pytest.mark.parametrize("arguments, message", rows(IMPOSSIBLE))
 def test_what_the_command_cannot_do_is_one_line_and_status_2(
     monkeypatch, capsys, arguments, message
 ):

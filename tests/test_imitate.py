@@ -8,6 +8,7 @@ import backwards
 import pytest
 import torch
 from faults import log
+from programs import rows
 from sampling import run_generate
 from steps import run_train
 
@@ -96,17 +97,21 @@ def test_only_the_solution_counts_however_a_batch_is_padded(folder, monkeypatch)
     torch.testing.assert_close(*gradients, wanted, rtol=1e-4, atol=1e-7)
 
 
+REFUSED = """
+--data a.jsonl --out out | no column solution .* are problem, worked: add
+--data a.jsonl --out . | --out .: name a folder that is not there yet
+--data a.jsonl | --model, --data and --out are wanted
+--data a.jsonl,solution=worked --out out | not 30.*: shorten .* '1[+]1
+--data my.jsonl --out file/out | Not a directory
+"""
+
+
 def test_what_cannot_be_learned_is_refused_before_anything_is(folder, tmp_path, here, monkeypatch):
     monkeypatch.setattr(imitate, "imitate", lambda *_: pytest.fail("it learns"))
     record = {"problem": "1+1?", "worked": "2" * 3000}
     Path("a.jsonl").write_text(json.dumps(record))
+    Path("my.jsonl").symlink_to(folder / "my.jsonl")
     Path("file").touch()
-    for flags, error, message in (
-        ("--data a.jsonl --out out", ValueError, "no column solution .* are problem, worked: add"),
-        ("--data a.jsonl --out .", ValueError, "--out .: name a folder that is not there yet"),
-        ("--data a.jsonl", ValueError, "--model, --data and --out are wanted"),
-        ("--data a.jsonl,solution=worked --out out", ValueError, "not 30.*: shorten .* '1[+]1"),
-        (f"--data {folder}/my.jsonl --out file/out", OSError, "Not a directory"),
-    ):
-        with pytest.raises(error, match=message):
+    for flags, message in rows(REFUSED):
+        with pytest.raises((ValueError, OSError), match=message):
             imitate.main(["--model", f"{folder}/random", *flags.split()])
