@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.distributions import Categorical
+from torch.nn.utils.rnn import pad_sequence
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import loss
@@ -99,6 +100,18 @@ def policy_of(model, rollout) -> tuple[Categorical, Tensor]:
     ids = torch.tensor([prompt + rollout.tokens.tolist()])
     logits_TV = model(input_ids=ids).logits[0, len(prompt) - 1 : -1]
     return Categorical(logits=logits_TV), ids[0, len(prompt) :]
+
+
+def loss_by_hand(model, batch: Batch, chosen: Settings) -> Tensor:
+    """The loss of a step by loss.py, from a plain forward of each completion, without padding."""
+    worth, rows = worth_of(chosen, batch), []
+    for r in batch.rollouts:
+        policy, tokens_T = policy_of(model, r)
+        logprobs_T = policy.log_prob(tokens_T)
+        rows.append((logprobs_T, torch.tensor(r.logprobs), torch.tensor(r.sampled)))
+    columns = [pad_sequence(column, batch_first=True) for column in zip(*rows)]
+    of_completions = worth.advantages_PG.flatten(), worth.weights_PG.flatten()
+    return loss.policy_loss(chosen.recipe, *columns, *of_completions)[0]
 
 
 class GivenGroups(Feed):

@@ -10,28 +10,23 @@ from dataclasses import replace
 
 import pytest
 import torch
-from steps import policy_of
+from steps import loss_by_hand, make_group, policy_of
 from torch.nn.utils import parameters_to_vector
 
 import loss
 from core.model import load_model, load_tokenizer, render
-from core.rollouts import given_rollout
-from core.settings import ROOT, Settings, read_sources
+from core.rollouts import Batch, given_rollout
+from core.settings import ROOT, parse, read_sources
 from data.tasks import arithmetic
 from machinery.folder import write_config
 from tools import export
 
 pytestmark = pytest.mark.skipif(not importlib.util.find_spec("trl"), reason="trl is not installed")
-SETTINGS = Settings(
-    steps=2,
-    train_prompts=40,
-    validation_problems=8,
-    prompts_per_step=6,
-    completions_per_prompt=4,
-    validation_samples=2,
-    warmup_steps=0,
-    learning_rate=1e-3,
-)
+FLAGS = """
+    --steps 2 --train-prompts 40 --validation-problems 8 --prompts-per-step 6
+    --completions-per-prompt 4 --validation-samples 2 --warmup-steps 0 --learning-rate 1e-3
+"""
+SETTINGS = parse(FLAGS.split())
 MODEL = str(ROOT / SETTINGS.model)
 BASE = replace(loss.RECIPES["base"], asynchrony="ppo-1")
 GSPO = replace(loss.Recipe(), loss="gspo", aggregation="token", advantage_norm="none")
@@ -68,23 +63,19 @@ def our_gradient(recipe: loss.Recipe, batch: dict) -> torch.Tensor:
     """The gradient of our loss on what TRL has sampled, one completion at a time."""
     model, tokenizer = load_model(MODEL), load_tokenizer(MODEL)
     (source,) = read_sources(SETTINGS)
-    problems = [source.train[number] for number in batch["number"]]
-    verdicts = []
-    for problem, ids in zip(problems, batch["completion_ids"]):
-        *before, last = ids
-        ended = last == tokenizer.eos_token_id
-        text = tokenizer.decode(before if ended else ids)
-        verdicts.append((arithmetic.score(problem, text), len(ids), ended))
-    shape = -1, SETTINGS.completions_per_prompt, 3
-    scores_PG, lengths_PG, ended_PG = torch.tensor(verdicts).view(shape).unbind(2)
-    worth = loss.worth(recipe, scores_PG.float(), lengths_PG, ended_PG.bool(), 58, 9)
-    assert worth.weights_PG.any()
-    of_rows = worth.advantages_PG.view(-1, 1), worth.weights_PG.view(-1, 1)
-    for problem, ids, *of_row in zip(problems, batch["completion_ids"], *of_rows):
-        policy, tokens_T = policy_of(model, given_rollout(render(tokenizer, problem.prompt), ids))
-        logprobs_1T = policy.log_prob(tokens_T)[None]
-        given = logprobs_1T, logprobs_1T.detach(), logprobs_1T < 0
-        loss.policy_loss(recipe, *given, *of_row)[0].backward()
+    rollouts, correct = [], []
+    for number, ids in zip(batch["number"], batch["completion_ids"]):
+        problem, ended = source.train[number], ids[-1] == tokenizer.eos_token_id
+        correct.append(arithmetic.score(problem, tokenizer.decode(ids[:-1] if ended else ids)))
+        made = given_rollout(render(tokenizer, problem.prompt), ids)
+        policy, tokens_T = policy_of(model, made)
+        logprobs = policy.log_prob(tokens_T).detach().numpy()  # on-policy
+        rollouts.append(replace(made, logprobs=logprobs, truncated=not ended))
+    G = SETTINGS.completions_per_prompt
+    groups = [
+        make_group(i, rollouts[i : i + G], correct[i : i + G]) for i in range(0, len(rollouts), G)
+    ]
+    loss_by_hand(model, Batch(groups, 0), replace(SETTINGS, recipe=recipe)).backward()
     return gradient_of(model)
 
 

@@ -15,17 +15,15 @@ from steps import (
     CPU,
     FIRST,
     batch_of_groups,
+    loss_by_hand,
     make_group,
-    policy_of,
     rollout,
     settings,
     stored,
     train_on,
     train_rank,
-    worth_of,
 )
 from torch.distributed.fsdp import FSDPModule
-from torch.nn.utils.rnn import pad_sequence
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -48,20 +46,6 @@ SAME = {} if torch.cuda.is_available() else dict(rtol=0, atol=0)
 # --- one step -------------------------------------------------------------------------------------
 
 
-def loss_by_hand(model, groups, chosen):
-    """The loss of a step by loss.py, from a plain forward of each completion, without padding."""
-    batch = Batch(groups, FIRST)
-    assert (~batch.usable_PG).nonzero().tolist() == [[0, 3], [2, 1]]  # truncated; no verdict
-    worth, rows = worth_of(chosen, batch), []
-    for r in batch.rollouts:
-        policy, tokens_T = policy_of(model, r)
-        logprobs_T = policy.log_prob(tokens_T)
-        rows.append((logprobs_T, torch.tensor(r.logprobs), torch.tensor(r.sampled)))
-    columns = [pad_sequence(column, batch_first=True) for column in zip(*rows)]
-    of_completions = worth.advantages_PG.flatten(), worth.weights_PG.flatten()
-    return loss.policy_loss(chosen.recipe, *columns, *of_completions)[0]
-
-
 KINDS = "llama llama-grouped-tied qwen3 qwen3-moe deepseek-v3 glm4-moe-lite".split()
 
 
@@ -78,7 +62,9 @@ def test_pitfalls_5_and_11_a_step_is_that_of_single_completions_however_it_is_cu
     )
     groups = [groups_with_long_prompts, batch_of_groups][number % 2](number)
     groups[-1].verdicts[1] = Verdict(False, "time limit")
-    expected = loss_by_hand(model, groups, settings(recipe=recipe))
+    batch = Batch(groups, FIRST)
+    assert (~batch.usable_PG).nonzero().tolist() == [[0, 3], [2, 1]]  # truncated; no verdict
+    expected = loss_by_hand(model, batch, settings(recipe=recipe))
     expected.backward()
     for again in (True, False, False):
         chosen = settings(
