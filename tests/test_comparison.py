@@ -82,14 +82,6 @@ def test_runs_that_fell_are_counted_and_left_out_of_a_comparison():
     assert (row["A"], row["forecast at 550"]) == ("not identified; it fell", "-")
 
 
-def test_what_a_comparison_cannot_know_is_finite():
-    """With tiny gains A is held below R0, and no ratio is known."""
-    tiny = dict(A=0.06, noise=5e-4)
-    result = compared([fit_of(**tiny, R0=0.04)], [fit_of(**tiny, R0=0.02, C_mid=150)])
-    assert result.kind == "none"
-    assert np.isfinite(result.efficiency["B_ratio"]).all()
-
-
 # --- ceilings -------------------------------------------------------------------------------------
 
 
@@ -147,8 +139,6 @@ def test_an_asymptote_on_its_bound_is_printed_as_a_bound():
 
 # --- many draws -----------------------------------------------------------------------------------
 
-one_and_three_seeds = pytest.mark.parametrize("seeds", [1, pytest.param(3, marks=pytest.mark.slow)])
-
 
 def seeds_of(random, number, noise=0.005, C_mid=100.0, **curve):
     """Runs of one variant whose seeds scatter as they do in published studies."""
@@ -159,7 +149,7 @@ def seeds_of(random, number, noise=0.005, C_mid=100.0, **curve):
     return fits
 
 
-@one_and_three_seeds
+@pytest.mark.parametrize("seeds", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_the_scatter_of_seeds_is_no_difference(seeds):
     """Of 30 pairs that are alike, half were told apart with one run each; and a slow short run was
     said to have another ceiling. A true difference is still found. `benchmarks/fit.py` has the
