@@ -7,7 +7,7 @@ import pytest
 from safetensors.torch import save_file
 
 from curve.files import write_whole
-from machinery.folder import json_lines, whole_folder
+from machinery.folder import whole_folder
 
 
 def test_an_error_leaves_a_file_or_a_folder_as_it_was(tmp_path):
@@ -51,12 +51,3 @@ def test_a_folder_is_there_at_any_time_while_another_one_takes_its_place(tmp_pat
         (partial / "file").write_text("new")
     assert all(is_there) and (target / "file").read_text() == "new"
     assert [*tmp_path.iterdir()] == [target]
-
-
-def test_the_last_line_is_the_last_whole_one_and_a_broken_one_is_named(tmp_path):
-    log, line = tmp_path / "log.jsonl", '{"kind": "end", "step": 1}\n'
-    log.write_text(line + '{"kind": "va')
-    assert json_lines(log) == [{"kind": "end", "step": 1}]
-    log.write_text(line + '{"kind": "va\n')
-    with pytest.raises(ValueError, match="log.jsonl, line 2"):
-        json_lines(log)
