@@ -39,8 +39,6 @@ def test_recipes_are_the_table_of_the_study():
         for name, recipe in RECIPES.items()
     ]
     assert [" ".join(map(str, row)) for row in rows] == TABLE.split("\n")
-    found = [(each.recipe, each.mask_sequences, each.least_prompts) for each in RECIPES.values()]
-    assert found == [(name, False, 0) for name in RECIPES]
 
 
 def test_leave_one_out_changes_one_axis_to_its_base_value():
@@ -66,7 +64,6 @@ def test_asynchrony_names():
     for wrong in ("pipeline", "pipeline--1", "ppo-0", "sync-1"):
         with pytest.raises(ValueError, match="pipeline-K"):
             loss.parse_asynchrony(wrong)
-    assert [v for v in range(9) if loss.publishes("ppo-4", v)] == [0, 4, 8]
 
 
 # The versions of finished and of unfinished groups; the version to be trained; prompts in a batch.
