@@ -163,24 +163,29 @@ def test_a_lone_surrogate_in_a_test_makes_no_error():
         assert programming.score(problem, block("input()\nprint(42)")) is (wanted == "42")
 
 
-BUSY = "import time\nwhile time.process_time() < {seconds}: pass\nprint(42)"
+# Of a verdict within .9 seconds: the number of tests, and what the program does in each.
+SLOW = """
+right | 1 | time.sleep(1.2)
+wrong | 1 | time.sleep(60)
+wrong | 1 | busy(0.98)
+right | 3 | busy(0.1)
+wrong | 3 | busy(0.5)
+"""
+PROGRAM = """
+import time
+def busy(seconds):
+    while time.process_time() < seconds: pass
+{}
+print(42)
+"""
 
 
-# Of a verdict within .9 seconds: the number of tests, the program, whether it is right.
-@pytest.mark.parametrize(
-    "number, program, right",
-    [
-        (1, "import time\ntime.sleep(1.2)\nprint(42)", True),  # waits, as on a busy machine
-        (1, "import time\ntime.sleep(60)\nprint(42)", False),
-        (1, BUSY.format(seconds=0.98), False),
-        (3, BUSY.format(seconds=0.1), True),
-        (3, BUSY.format(seconds=0.5), False),
-    ],
-)
-def test_cpu_time_decides_and_the_clock_is_a_wider_limit(monkeypatch, number, program, right):
+@pytest.mark.parametrize("verdict, number, call", rows(SLOW))
+def test_cpu_time_decides_and_the_clock_is_a_wider_limit(monkeypatch, verdict, number, call):
+    """One that sleeps waits, as on a busy machine."""
     monkeypatch.setenv("SCORE_SECONDS", "1")
-    problem = programming.problem("Do.", number * [{"input": "", "output": "42"}])
-    assert programming.score(problem, block(program)) is right
+    problem = programming.problem("Do.", int(number) * [{"input": "", "output": "42"}])
+    assert programming.score(problem, block(PROGRAM.format(call))) is (verdict == "right")
 
 
 # --- honest programs ------------------------------------------------------------------------------

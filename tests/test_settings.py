@@ -124,18 +124,22 @@ def test_on_a_gpu_its_memory_chooses_what_no_flag_gives(monkeypatch):
     assert parse([], GenerateCommand).slots is None
 
 
+# Flags, and the threads of each process on eight cores.
+THREADS = """
+--asynchrony ppo-8 | 8
+--asynchrony pipeline-0 | 8
+--asynchrony pipeline-1 | 4
+ | 4
+--generators 3 | 2
+--recipe grpo --generators 2 | 4
+--recipe grpo --generators 2 --threads 1 | 1
+"""
+
+
 def test_processes_that_take_turns_do_not_share_the_cores(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8), raising=False)
-    for flags, threads in {
-        "": 4,
-        "--generators 3": 2,
-        "--asynchrony ppo-8": 8,
-        "--asynchrony pipeline-0": 8,
-        "--asynchrony pipeline-1": 4,
-        "--recipe grpo --generators 2": 4,
-        "--recipe grpo --generators 2 --threads 1": 1,
-    }.items():
-        assert cpu_threads(parse(flags.split())) == threads
+    for flags, threads in rows(THREADS):
+        assert cpu_threads(parse(flags.split())) == int(threads)
 
 
 @pytest.mark.parametrize(
