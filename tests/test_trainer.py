@@ -328,21 +328,17 @@ def test_the_try_of_the_largest_micro_batch_leaves_no_trace(models, tmp_path, mo
 
 # --- several ranks --------------------------------------------------------------------------------
 
-# Kinds of models, and settings: tied heads, experts, prompts that are shared or not. (In bf16 a row
-# is rounded otherwise beside others.)
+# Kinds of models, and settings: tied heads, experts, prompts that are shared or not. One row each
+# is a micro-batch, if nothing else is said. (In bf16 a row is rounded otherwise beside others.)
+GSPO = dict(recipe=loss.Recipe(loss="gspo"), gradient_checkpointing=True)
 CASES = {
-    "tied": ("llama-grouped-tied", dict(tokens_per_micro_batch=1)),
-    "gspo": (
-        "qwen3",
-        dict(
-            gradient_checkpointing=True, tokens_per_micro_batch=60, recipe=loss.Recipe(loss="gspo")
-        ),
-    ),
+    "tied": ("llama-grouped-tied", {}),
+    "gspo": ("qwen3", GSPO | dict(tokens_per_micro_batch=60)),
     "experts": ("qwen3-moe", dict(tokens_per_micro_batch=120)),
-    "bf16": ("llama", dict(tokens_per_micro_batch=1, dtype="bfloat16")),
-    "pictures": ("gemma3-pictures", dict(tokens_per_micro_batch=1)),
-    "lora": ("llama-grouped-tied", dict(tokens_per_micro_batch=1, lora_rank=2)),
-    "lora-bf16": ("llama", dict(tokens_per_micro_batch=1, lora_rank=2, dtype="bfloat16")),
+    "bf16": ("llama", dict(dtype="bfloat16")),
+    "pictures": ("gemma3-pictures", {}),
+    "lora": ("llama-grouped-tied", dict(lora_rank=2)),
+    "lora-bf16": ("llama", dict(lora_rank=2, dtype="bfloat16")),
 }
 
 
@@ -350,7 +346,7 @@ def train_cases(rank, ranks, models, folder, shared):
     """Be this rank in these cases, one after the other."""
     for name, parameters in shared.items():
         kind, changes = CASES[name]
-        chosen = settings(2, trainers=ranks, **changes)
+        chosen = settings(2, trainers=ranks, **{"tokens_per_micro_batch": 1} | changes)
         batches = [groups_with_long_prompts(0), groups_with_long_prompts(1)]
         try:
             train_rank(rank, chosen, models[kind], batches, folder / name, parameters)
