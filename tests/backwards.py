@@ -5,13 +5,12 @@ The solutions are those of a careless writer: a digit is wrong with probability 
 model that has learned to imitate them is right now and then, and RL has something to do.
 """
 
-import itertools
-import json
 import random
 import re
 from pathlib import Path
 
 from conftest import save_random, sizes
+from steps import write_lines
 
 from data.tasks.mathematics import INSTRUCTION
 from loss import INTERRUPTION_PHRASE
@@ -29,16 +28,16 @@ def write_records(path: Path) -> str:
     """A JSONL file of 600 different problems with their answers, and with solutions that may be
     wrong; returns its path."""
     rng = random.Random(0)
-    numbers = ["".join(digits) for digits in itertools.product("123456789", repeat=3)]
-    lines = []
+    numbers = [str(number) for number in range(111, 1000) if "0" not in str(number)]
+    records = []
     for number in rng.sample(numbers, 600):
         answer, written = number[::-1], ""
         for digit in answer:
             written += rng.choice("123456789") if rng.random() < WRONG else digit
         solution = f"{written}</think>\\boxed{{{written}}}"
         problem = f"Write {number} backwards."
-        lines.append(json.dumps({"problem": problem, "solution": solution, "answer": answer}))
-    path.write_text("\n".join(lines))
+        records.append({"problem": problem, "solution": solution, "answer": answer})
+    write_lines(path, records)
     return str(path)
 
 

@@ -10,7 +10,7 @@ import torch
 from faults import log
 from programs import rows
 from sampling import run_generate
-from steps import run_train
+from steps import run_train, write_lines
 
 from core.model import load_model, load_tokenizer
 from tools import imitate
@@ -64,7 +64,7 @@ def test_the_prompt_is_that_of_a_generator_and_the_solution_ends(chat_models, he
     monkeypatch.setattr(imitate, "imitate", lambda _, batches, *__: learned_of.extend(batches))
     rows = [{"problem": f"{i}+1?", "worked": f"{i}</think>{i + 1}", "answer": 1} for i in range(6)]
     ended = [row | {"worked": row["worked"] + i % 3 * "<|im_end|>\n"} for i, row in enumerate(rows)]
-    Path("my.jsonl").write_text("\n".join(map(json.dumps, ended)))
+    write_lines(Path("my.jsonl"), ended)
     command = f"--model {chat_models['qwen3']} --data my.jsonl,solution=worked --out out"
     flags = ["--epochs=1", "--instruction=Be brief.", "--system=You add.", "--no-thinking"]
     assert imitate.main([*command.split(), *flags]) == 0
@@ -108,8 +108,7 @@ REFUSED = """
 
 def test_what_cannot_be_learned_is_refused_before_anything_is(folder, tmp_path, here, monkeypatch):
     monkeypatch.setattr(imitate, "imitate", lambda *_: pytest.fail("it learns"))
-    record = {"problem": "1+1?", "worked": "2" * 3000}
-    Path("a.jsonl").write_text(json.dumps(record))
+    write_lines(Path("a.jsonl"), [{"problem": "1+1?", "worked": "2" * 3000}])
     Path("my.jsonl").symlink_to(folder / "my.jsonl")
     Path("file").touch()
     for flags, message in rows(REFUSED):
