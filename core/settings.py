@@ -200,7 +200,7 @@ class Settings(Sampling):
     lora_rank: int = option(
         0,
         "train adapters of this rank on the linear layers, and nothing else: less memory; a rate"
-        " that is not given is 2.5 times as high; 0: all parameters",
+        " that is not given is 10 times as high, with the preset toy 2.5; 0: all parameters",
         least=0,
     )
     wait_timeout: float = option(
@@ -251,8 +251,9 @@ PRESETS = {
 }
 PRESETS["short"] |= {"asynchrony": "pipeline-2", "length_control": "penalty"}  # of the recipe
 
-# With --lora-rank a rate that no flag gives is so many times as high (docs/findings.md).
-LORA_RATE = 2.5
+# With --lora-rank a rate that no flag gives is so many times as high: more in a larger model, where
+# the best rate of all parameters is far lower and that of adapters is not (docs/findings.md).
+LORA_RATES = dict.fromkeys(PRESETS, 10.0) | {"toy": 2.5}
 
 # On a GPU a preset has none of these, and a run tries what fits (machinery/trainer.py).
 BY_MEMORY = ("slots", "gradient_checkpointing", "tokens_per_micro_batch")
@@ -379,7 +380,7 @@ def starting_values(chosen: Sampling) -> dict:
         values |= vars(recipe).items() - vars(Recipe()).items()
         rate = values.get("learning_rate", Settings.learning_rate)
         if chosen.lora_rank and rate:
-            values["learning_rate"] = LORA_RATE * rate
+            values["learning_rate"] = float(f"{LORA_RATES[defaults] * rate:.2g}")
     return values
 
 

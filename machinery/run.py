@@ -39,7 +39,7 @@ from core.policy import Policy
 from core.rollouts import Batch, Group, Rollout, SharedParameters
 from core.screen import Progress, say, warn
 from core.settings import (
-    LORA_RATE,
+    LORA_RATES,
     Settings,
     devices_here,
     model_path,
@@ -169,7 +169,7 @@ def settings_of_the_run(asked: Settings, model: PreTrainedModel) -> Settings:
         changes["engine"] = "torch"
     if asked.learning_rate is None:
         parameters = model.num_parameters(only_trainable=True)
-        rate = first_learning_rate(parameters, LORA_RATE if asked.lora_rank else 1)
+        rate = first_learning_rate(parameters, LORA_RATES[asked.defaults] if asked.lora_rank else 1)
         changes["learning_rate"] = rate
         say(f"The learning rate is {rate}, for a model of {parameters:,} parameters.")
     why_not = ""

@@ -79,6 +79,7 @@ VALUES = """
 --learning-rate None | toy | learning_rate None
 --lora-rank 4 | toy | lora_rank 4; learning_rate 0.0005
 --lora-rank 4 --learning-rate 1e-5 | toy | lora_rank 4; learning_rate 1e-05
+--lora-rank 4 --defaults paper | paper | lora_rank 4; learning_rate 5e-06
 --lora-rank 4 --defaults small | small | lora_rank 4; learning_rate None
  | toy |
 --data arithmetic:2 arithmetic,max_digits=8 | toy |

@@ -8,7 +8,7 @@ checkpoint. Data, verdicts and the worth of completions are ours, in a reward fu
 """
 
 import loss
-from core.settings import LORA_RATE, ROOT, model_path, read_settings
+from core.settings import LORA_RATES, ROOT, model_path, read_settings
 from curve.files import write_whole
 from curve.flags import read_flags, run_command
 from machinery.folder import checkpoint_of
@@ -27,7 +27,7 @@ TABLE = """\
 | No-Positive-Resampling | TRL has none: solved prompts come again |
 | weights of several sources | TRL has none: one set |
 | optimizer | new moments; the warmup begins at 0 |
-| `--lora-rank` | its adapters are merged; all parameters are trained, at 1/{factor} of the run's rate |
+| `--lora-rank` | its adapters are merged; all parameters are trained, at 1/{factor:g} of the run's rate |
 | held-out problems | `eval_pass_rate` in `trl/trainer_state.json` |
 """  # noqa: E501
 SCRIPT = '''"""The run {run.name} goes on in TRL 1.16.0.
@@ -116,7 +116,8 @@ def main(arguments: list[str]) -> int:
     trained = (checkpoint_of(run, None) or run) / "model"
     model = trained if trained.exists() else model_path(settings.model)
     kind, k = loss.parse_asynchrony(recipe.asynchrony)
-    table = TABLE.format(recipe=recipe, factor=LORA_RATE)
+    factor = LORA_RATES[settings.defaults] if settings.lora_rank else 1
+    table = TABLE.format(recipe=recipe, factor=factor)
     script = SCRIPT.format(
         run=run,
         project=ROOT,
@@ -124,7 +125,7 @@ def main(arguments: list[str]) -> int:
         settings=settings,
         recipe=recipe,
         table=table,
-        rate=settings.learning_rate / (LORA_RATE if settings.lora_rank else 1),
+        rate=settings.learning_rate / factor,
         batches=k if kind == "ppo" else 1,
         loss=loss_options(recipe),
         mask=loss.MASK_DELTA if recipe.mask_sequences else None,
