@@ -18,7 +18,7 @@ from transformers import LlamaConfig
 
 from core.engine import EngineSettings, sample_all
 from core.generators import make_engine
-from core.model import load_model, load_tokenizer, make_decoding, render
+from core.model import load_model, load_tokenizer, make_decoding, prompt_ids
 from core.rollouts import Request, SharedParameters
 from core.settings import Settings
 from core.torch_engine import TorchEngine
@@ -44,10 +44,11 @@ def samplers(folder: str, prompts: int, slots: int) -> dict[str, Callable[[], in
     model = load_model(folder)
     # With the attention that transformers chooses.
     reference = type(model).from_pretrained(folder, trust_remote_code=False)
-    decoding = make_decoding(tokenizer, Settings())
+    settings = Settings()
+    decoding = make_decoding(tokenizer, settings)
     requests, texts = [], []
     for i, problem in enumerate(arithmetic.problems("train", prompts)):
-        ids = render(tokenizer, problem.prompt)
+        ids = prompt_ids(tokenizer, problem, settings)
         requests += [Request(i, j, ids, 58, (i, j)) for j in range(16)]
         texts += [problem.prompt + "<think>"] * 16
 

@@ -255,10 +255,13 @@ def first_learning_rate(parameters: int, factor: float = 1.0) -> float:
 # --- text to token ids and back -------------------------------------------------------------------
 
 
-def turns(tokenizer: PreTrainedTokenizerBase, prompt: str, system: str | None) -> str | list[dict]:
-    """What a model is asked: the messages for its chat template, after a system prompt if there is
-    one; without a template their text."""
-    asked = [{"role": "user", "content": prompt}]
+def turns(
+    tokenizer: PreTrainedTokenizerBase, problem: Problem, settings: Sampling
+) -> str | list[dict]:
+    """What a model is asked: the messages for its chat template, after the system prompt of
+    --system or else of the problem, if there is one; without a template their text."""
+    asked = [{"role": "user", "content": problem.prompt}]
+    system = problem.system if settings.system is None else settings.system
     if system is not None:
         asked.insert(0, {"role": "system", "content": system})
     if tokenizer.chat_template is None:
@@ -266,32 +269,21 @@ def turns(tokenizer: PreTrainedTokenizerBase, prompt: str, system: str | None) -
     return asked
 
 
-def render(
-    tokenizer: PreTrainedTokenizerBase,
-    prompt: str,
-    thinking: bool = True,
-    system: str | None = None,
+def prompt_ids(
+    tokenizer: PreTrainedTokenizerBase, problem: Problem, settings: Sampling
 ) -> list[int]:
     """Token ids of the `turns`, in the model's chat template, ready for the model to go on.
-    thinking: `enable_thinking` for the template; templates that know no such choice ignore it."""
-    asked = turns(tokenizer, prompt, system)
+    --thinking is `enable_thinking` for the template; one that knows no such choice ignores it."""
+    asked = turns(tokenizer, problem, settings)
     if tokenizer.chat_template is None:
         ids = tokenizer(asked).input_ids
         # Some tokenizers append an EOS; no model would go on after it.
         return ids[:-1] if ids[-1:] == [tokenizer.eos_token_id] else ids
     with in_one_sentence(tokenizer.name_or_path, "its chat template cannot be used"):
         text = tokenizer.apply_chat_template(
-            asked, tokenize=False, add_generation_prompt=True, enable_thinking=thinking
+            asked, tokenize=False, add_generation_prompt=True, enable_thinking=settings.thinking
         )
     return tokenizer(text, add_special_tokens=False).input_ids
-
-
-def prompt_ids(
-    tokenizer: PreTrainedTokenizerBase, problem: Problem, settings: Sampling
-) -> list[int]:
-    """Token ids of what the model gets of a problem."""
-    system = problem.system_turn(settings.system)
-    return render(tokenizer, problem.prompt, settings.thinking, system)
 
 
 def refuse_prompts(
@@ -355,7 +347,7 @@ def make_decoding(
             f"--interruption-phrase {settings.interruption_phrase!r} does not close thinking: it"
             f" must hold {end}",
         )
-    example = tokenizer.decode(render(tokenizer, "", settings.thinking))
+    example = tokenizer.decode(prompt_ids(tokenizer, Problem("", "", ""), settings))
     return Decoding(
         eos=end_tokens(tokenizer),
         end_of_thinking=marker[0] if len(marker) == 1 else -1,

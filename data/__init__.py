@@ -58,10 +58,6 @@ class Problem:
     text: str = ""
     system: str | None = None  # the system prompt of the data
 
-    def system_turn(self, asked: str | None) -> str | None:
-        """The system prompt that the model gets: the one that is asked for, or else its own."""
-        return self.system if asked is None else asked
-
     @property
     def key(self) -> str:
         """The problem's own text. Problems with the same key are one."""

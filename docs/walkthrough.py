@@ -23,7 +23,7 @@ from core.model import (
     load_tokenizer,
     make_decoding,
     marked_text,
-    render,
+    prompt_ids,
 )
 from core.policy import micro_batch
 from core.rollouts import Batch, Group, Rollout, SharedParameters
@@ -105,7 +105,7 @@ def sample(
     """Judged groups; after UPDATED_AFTER tokens `between` is called."""
     groups = []
     for i, problem in enumerate(problems):
-        ids = render(tokenizer, problem.prompt)
+        ids = prompt_ids(tokenizer, problem, SETTINGS)
         seed = (number, i)
         wanted = make_requests(i, ids, COMPLETIONS, SETTINGS.thinking_budget, engine.decoding, seed)
         groups.append(Group(i, 0, i, problem, engine.version, 0, wanted))

@@ -14,7 +14,7 @@ from steps import loss_by_hand, make_group, policy_of
 from torch.nn.utils import parameters_to_vector
 
 import loss
-from core.model import load_model, load_tokenizer, render
+from core.model import load_model, load_tokenizer, prompt_ids
 from core.rollouts import Batch, given_rollout
 from core.settings import ROOT, parse, read_sources
 from data.tasks import arithmetic
@@ -67,7 +67,7 @@ def our_gradient(recipe: loss.Recipe, batch: dict) -> torch.Tensor:
     for number, ids in zip(batch["number"], batch["completion_ids"]):
         problem, ended = source.train[number], ids[-1] == tokenizer.eos_token_id
         correct.append(arithmetic.score(problem, tokenizer.decode(ids[:-1] if ended else ids)))
-        made = given_rollout(render(tokenizer, problem.prompt), ids)
+        made = given_rollout(prompt_ids(tokenizer, problem, SETTINGS), ids)
         policy, tokens_T = policy_of(model, made)
         logprobs = policy.log_prob(tokens_T).detach().numpy()  # on-policy
         rollouts.append(replace(made, logprobs=logprobs, truncated=not ended))

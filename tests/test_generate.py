@@ -39,10 +39,10 @@ from core.model import (
     make_decoding,
     marked_text,
     padded,
+    prompt_ids,
     quoted,
     refuse_prompts,
     refuse_too_long,
-    render,
 )
 from core.rollouts import Report, Request, Rollout, SharedParameters, given_rollout
 from core.settings import Sampling, model_path, parse, read_sources
@@ -228,7 +228,7 @@ def test_an_eos_that_a_tokenizer_appends_does_not_end_the_prompt():
     )
     tokenizer.backend_tokenizer.post_processor = appends
     assert tokenizer("1+2=").input_ids == [*plain, tokenizer.eos_token_id]
-    assert render(tokenizer, "1+2=") == plain
+    assert prompt_ids(tokenizer, *problems_of("1+2="), Sampling()) == plain
 
 
 def test_the_system_turn_of_the_data_is_used_and_the_answer_is_shown(chat_models, tmp_path, capsys):
@@ -260,7 +260,8 @@ def test_a_prompt_is_worded_as_the_data_are_and_follows_the_system_prompt(
     assert capsys.readouterr().out.startswith("prompt  | 7+8?\n        | \n        | Be brief.")
     tokenizer = load_tokenizer(chat_models["qwen3"])
     tokenizer.chat_template = None
-    assert tokenizer.decode(render(tokenizer, "hi", system="You add.")) == "You add.\n\nhi"
+    ids = prompt_ids(tokenizer, *problems_of("hi"), Sampling(system="You add."))
+    assert tokenizer.decode(ids) == "You add.\n\nhi"
 
 
 def test_tasks_and_readers_get_texts_with_the_usual_markers(models, chat_models):
@@ -322,11 +323,12 @@ def test_a_model_that_cannot_be_used_is_refused_in_one_sentence(
 def test_only_prompts_that_may_be_too_long_are_rendered_before_a_run(monkeypatch):
     """And two of the others, so that a template that drops the prompt is found; and none at all."""
     tokenizer, asked = make_tokenizer(), set()
-    monkeypatch.setattr("core.model.render", lambda *about: asked.add(about[1]) or render(*about))
+    ids_of = lambda *about: asked.add(about[1].prompt) or prompt_ids(*about)
+    monkeypatch.setattr("core.model.prompt_ids", ids_of)
     prompts = problems_of(*(f"{i}+{i}=" for i in range(10_000)))
     refuse_prompts(tokenizer, prompts, Sampling(prompt_budget=32))
     assert len(asked) == 3
-    most = len(render(tokenizer, "9999+9999="))
+    most = len(prompt_ids(tokenizer, prompts[-1], Sampling()))
     with pytest.raises(ValueError, match=f"--prompt-budget {most} would be enough"):
         refuse_prompts(tokenizer, prompts, Sampling(prompt_budget=most - 1))
 

@@ -79,7 +79,7 @@ def make_trainer(
     tokenizer = load_tokenizer(model)
     rows = []
     for number, problem in enumerate(problems):
-        prompt = turns(tokenizer, problem.prompt, problem.system_turn(settings.system))
+        prompt = turns(tokenizer, problem, settings)
         rows.append({"prompt": prompt, "number": number, "held_out": number >= trained})
     parser = TrlParser(GRPOConfig)
     parser.set_defaults(**options)
