@@ -2,7 +2,6 @@
 And the folder of a process for temporary files."""
 
 import contextlib
-import ctypes
 import dataclasses
 import fcntl
 import json
@@ -23,8 +22,6 @@ import loss
 from core.settings import Settings, read_settings, refuse
 from curve.files import write_whole
 from data.verify import remove
-
-HERE, EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE
 
 # --- its name, its lock, its settings -------------------------------------------------------------
 
@@ -145,11 +142,12 @@ def whole_folder(target: Path) -> Iterator[Path]:
         for path in filter(Path.is_file, partial.rglob("*")):
             with open(path, "rb") as file:
                 os.fsync(file.fileno())
-        # On Linux the two change places, so that a folder is there at any time: renameat2(2).
-        exchange = getattr(ctypes.CDLL(None), "renameat2", lambda *_: -1)
-        if exchange(HERE, bytes(partial), HERE, bytes(target), EXCHANGE) != 0:
-            shutil.rmtree(target, ignore_errors=True)
-            partial.rename(target)
+        # The old folder goes out of the way as a whole: half a model is never there. If there is
+        # none after a kill, --resume writes that of the last checkpoint again.
+        if target.exists():
+            target.rename(partial / "old")
+        partial.rename(target)
+        shutil.rmtree(target / "old", ignore_errors=True)
     except safetensors.SafetensorError as error:  # its way to report a full disk
         raise OSError(f"{target}: {error}") from error
     finally:
