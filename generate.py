@@ -50,7 +50,7 @@ from core.check import refuse_wrong_logprobs
 from core.engine import Engine, engine_settings, make_requests, sample_all
 from core.generators import make_engine, out_of_memory
 from core.model import (
-    completion_texts,
+    completion_text,
     load_model,
     load_tokenizer,
     make_decoding,
@@ -113,7 +113,7 @@ def evaluate(command: GenerateCommand) -> None:
     for source in sources:
         problems = source.validation
         rollouts = sample(command, tokenizer, engine, problems, samples)
-        texts = completion_texts(tokenizer, engine.decoding, rollouts)
+        texts = [completion_text(tokenizer, engine.decoding, rollout) for rollout in rollouts]
         with VerifierPool(*command.verifier_limits) as pool:
             verdicts = judge_all(pool, problems, rollouts, texts)
         figures = evaluation_figures(rollouts, verdicts, samples)

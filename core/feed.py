@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 import loss
 from core.engine import Decoding, EngineSettings, make_requests
 from core.generators import Generator, GeneratorFailed, GeneratorHere, VerifierHere, start_generator
-from core.model import completion_texts, prompt_ids
+from core.model import completion_text, prompt_ids
 from core.rollouts import Group, Rollout, SharedParameters
 from core.screen import say, warn
 from core.settings import Settings
@@ -357,8 +357,7 @@ class Feed:
         """Put rollouts in their groups, and give them to the verifiers. A truncated one needs no
         verdict."""
         to_judge = []
-        texts = completion_texts(self.prompts.tokenizer, self.prompts.decoding, rollouts)
-        for rollout, text in zip(rollouts, texts):
+        for rollout in rollouts:
             request = rollout.request
             groups = self.validating if request.validation else self.under_way
             group = groups[request.group]
@@ -366,6 +365,7 @@ class Feed:
             if rollout.truncated:
                 group.verdicts[request.index] = Verdict(False)
             else:
+                text = completion_text(self.prompts.tokenizer, self.prompts.decoding, rollout)
                 to_judge.append(((group, request.index), group.problem, text))
         self.verifiers.submit(to_judge)
 

@@ -376,34 +376,24 @@ def end_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def completion_texts(
-    tokenizer: PreTrainedTokenizerBase, decoding: Decoding, rollouts: list[Rollout]
-) -> list[str]:
-    """The text of each rollout, as a task judges it: without EOS, with forced tokens, with
-    `<think>` and `</think>` for the model's own markers. If the prompt opens thinking, as many chat
-    templates do, the text begins with `<think>`."""
-    completions = [rollout.tokens.tolist() for rollout in rollouts]
-    without_eos = [ids[:-1] if ids[-1] in decoding.eos else ids for ids in completions]
-    texts = decode_all(tokenizer, without_eos)
+def completion_text(
+    tokenizer: PreTrainedTokenizerBase, decoding: Decoding, rollout: Rollout
+) -> str:
+    """The text of a rollout, as a task judges it: without EOS, with forced tokens, with `<think>`
+    and `</think>` for the model's own markers. If the prompt opens thinking, as many chat templates
+    do, the text begins with `<think>`."""
+    ids = rollout.tokens.tolist()
+    text = tokenizer.decode(ids[:-1] if ids[-1] in decoding.eos else ids)
     if decoding.end_of_thinking < 0:
-        return texts
+        return text
     end = tokenizer.decode([decoding.end_of_thinking])
     start = end.replace("/", "", 1)
     if start != end:
-        ends_of_prompts = [rollout.request.prompt_ids[-8:] for rollout in rollouts]
-        for i, before in enumerate(decode_all(tokenizer, ends_of_prompts)):
-            if start in before and end not in before:
-                texts[i] = start + texts[i]
-            texts[i] = texts[i].replace(start, "<think>")
-    return [text.replace(end, "</think>") for text in texts]
-
-
-def decode_all(tokenizer: PreTrainedTokenizerBase, completions: list[list[int]]) -> list[str]:
-    """`tokenizer.decode` of each. A tokenizer in Rust uses all cores: one takes 5 ms for 14,000
-    tokens."""
-    if tokenizer.is_fast:
-        return tokenizer.backend_tokenizer.decode_batch(completions, skip_special_tokens=False)
-    return [tokenizer.decode(ids) for ids in completions]
+        before = tokenizer.decode(rollout.request.prompt_ids[-8:])
+        if start in before and end not in before:
+            text = start + text
+        text = text.replace(start, "<think>")
+    return text.replace(end, "</think>")
 
 
 def quoted(name: str, text: str) -> str:

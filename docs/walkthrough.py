@@ -18,7 +18,7 @@ import loss
 from core.engine import engine_settings, make_requests
 from core.generators import make_engine
 from core.model import (
-    completion_texts,
+    completion_text,
     load_model,
     load_tokenizer,
     make_decoding,
@@ -114,7 +114,7 @@ def sample(
     while engine.unfinished:
         for rollout in engine.step():
             request, group = rollout.request, groups[rollout.request.group]
-            (text,) = completion_texts(tokenizer, engine.decoding, [rollout])
+            text = completion_text(tokenizer, engine.decoding, rollout)
             group.rollouts[request.index] = rollout
             group.verdicts[request.index] = Verdict(float(arithmetic.score(group.problem, text)))
         steps += 1

@@ -32,7 +32,7 @@ from core import generators
 from core.check import refuse_wrong_logprobs
 from core.engine import sample_all
 from core.model import (
-    completion_texts,
+    completion_text,
     end_tokens,
     load_model,
     load_tokenizer,
@@ -277,10 +277,10 @@ def test_tasks_and_readers_get_texts_with_the_usual_markers(models, chat_models)
     ):
         for text in ("a</think>b", "a", "<think>a</think>b"):
             made = rollout_of(tokenizer, text, prompt=prompt)
-            assert completion_texts(tokenizer, rules, [made]) == [before + text]
+            assert completion_text(tokenizer, rules, made) == before + text
     tokenizer = load_tokenizer(models["llama"])
     rules = make_decoding(tokenizer, Sampling(end_of_thinking=";", interruption_phrase=";"))
-    assert completion_texts(tokenizer, rules, [rollout_of(tokenizer, "1+2;3")]) == ["1+2</think>3"]
+    assert completion_text(tokenizer, rules, rollout_of(tokenizer, "1+2;3")) == "1+2</think>3"
     forced = rollout_of(tokenizer, "1+2=3", [True, True, False, False, True, True])
     assert marked_text(tokenizer, forced) == "1+[[2=]]3<eos>"
     assert quoted("reply", "a\x1b[2J\u202eb\nπ") == "reply   | a\\x1b[2J\\u202eb\n        | π"

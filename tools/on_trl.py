@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from trl import GRPOConfig, GRPOTrainer, TrlParser
 
 import loss
-from core.model import completion_texts, load_tokenizer, make_decoding, prompt_ids, turns
+from core.model import completion_text, load_tokenizer, make_decoding, prompt_ids, turns
 from core.rollouts import given_rollout
 from core.settings import Settings, read_settings, read_sources
 from data import Problem
@@ -40,7 +40,7 @@ def reward_function(
         asked = [problems[i] for i in number]
         prompts = [prompt_ids(tokenizer, problem, settings) for problem in asked]
         rollouts = [*map(given_rollout, prompts, completion_ids)]
-        texts = completion_texts(tokenizer, decoding, rollouts)
+        texts = [completion_text(tokenizer, decoding, rollout) for rollout in rollouts]
         verdicts = dict(verifiers.judge([*zip(itertools.count(), asked, texts)]))
         # Score, length, and whether it ended by itself and has a verdict.
         own = [
