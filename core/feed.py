@@ -348,18 +348,21 @@ class Feed:
             for report in reports:
                 came = True
                 self.busy_seconds += report.busy_seconds
-                self.sampled_tokens += report.sampled_tokens
                 self.events += [(generator.number, *event) for event in report.events]
                 self._submit(report.rollouts)
         return came
 
     def _submit(self, rollouts: list[Rollout]) -> None:
-        """Put rollouts in their groups, and give them to the verifiers. A truncated one needs no
-        verdict."""
+        """Put rollouts in their groups, and give them to the verifiers; count the tokens of those
+        for training. A truncated one needs no verdict."""
         to_judge = []
         for rollout in rollouts:
             request = rollout.request
-            groups = self.validating if request.validation else self.under_way
+            if request.validation:
+                groups = self.validating
+            else:
+                groups = self.under_way
+                self.sampled_tokens += int(rollout.sampled.sum())
             group = groups[request.group]
             group.rollouts[request.index] = rollout
             if rollout.truncated:

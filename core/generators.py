@@ -228,8 +228,7 @@ class Sampler:
 
     def report(self, rollouts: list[Rollout]) -> Report:
         """The report with these rollouts."""
-        sampled = sum(int(r.sampled.sum()) for r in rollouts if not r.request.validation)
-        report = Report(rollouts, self.busy_seconds, sampled, self.events)
+        report = Report(rollouts, self.busy_seconds, self.events)
         self.busy_seconds, self.events = 0.0, []
         return report
 

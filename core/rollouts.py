@@ -85,7 +85,6 @@ class Report:
 
     rollouts: list[Rollout] = field(default_factory=list)
     busy_seconds: float = 0.0  # in steps of the engine: neither waiting nor taking parameters over
-    sampled_tokens: int = 0  # of these rollouts, for training
     # What the engine did beside sampling: from when, until when, and the version of the parameters
     # that it took over; None: it had no work.
     events: list[tuple] = field(default_factory=list)

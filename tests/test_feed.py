@@ -322,7 +322,7 @@ def test_work_in_flight_that_was_miscounted_is_said_and_not_taken_for_the_end(mo
 
 def test_a_validation_is_all_held_out_problems_with_their_own_seeds_at_each_step():
     feed = StandInFeed("pipeline-2", numbers=(40, 20))
-    make_steps(feed, 0, 2)
+    trained = sum(make_steps(feed, 0, 2), [])
     under_way, seeds = {*feed.under_way}, []
     for version in (2, 2, 3):
         groups = feed.validate(version)
@@ -331,6 +331,8 @@ def test_a_validation_is_all_held_out_problems_with_their_own_seeds_at_each_step
         seeds.append([rollout.request.seed for group in groups for rollout, _ in group.judged()])
         assert {*feed.under_way} == under_way and not feed.validating
     assert seeds[0] == seeds[1] != seeds[2] and len({*seeds[0]}) == 16
+    of_training = [*trained, *feed.under_way.values()]
+    assert feed.sampled_tokens == 2 * sum(len(group.rollouts) for group in of_training)
 
 
 def test_generators_that_fail_too_often_end_the_run(capsys):
