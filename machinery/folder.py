@@ -197,14 +197,11 @@ def drop_later(path: Path, step: int) -> list[dict]:
 
 
 def finished(folder: Path, wanted: Settings) -> bool:
-    """Whether the run in this folder has ended as these settings want it, and its last checkpoint
-    and its model were written. ValueError as in `json_lines`."""
-    log, newest = folder / "log.jsonl", checkpoint_of(folder, None)
-    if not log.exists() or not (folder / "model").exists():
-        return False
-    end = [{}, *json_lines(log)][-1]
-    saved = not newest or step_of(newest) == end.get("step")  # they may have been removed
-    if end.get("kind") != "end" or not saved:
+    """Whether the run in this folder has come to its end as these settings want it: the log says
+    so when its last checkpoint and its model are written. ValueError as in `json_lines`."""
+    log = folder / "log.jsonl"
+    lines = json_lines(log) if log.exists() else []
+    if not lines or lines[-1]["kind"] != "end":
         return False
     before, now = [
         (each.steps, each.stop_when_gain_below, each.recipe.least_prompts)

@@ -237,6 +237,7 @@ class Run:
     lock: TextIO | None = None  # of the folder; it is held as long as this object lives
     error: str = ""  # what went wrong in this process
     stopped_at_once: bool = False  # by a second Ctrl-C
+    reason: str = ""  # why it came to its end; '' if it was stopped or has failed
 
     def __post_init__(self):
         self.settings, record = self.start.settings, self.record
@@ -321,16 +322,15 @@ class Run:
         self.record.log_step(step, batch, totals, worth, figures)
 
     def end(self, version: int) -> bool:
-        """Stop the clock of training. The log gets the reason why the run is over, if it came to
-        its end. Returns whether a checkpoint is missing."""
+        """Stop the clock of training, and note why the run is over, if it came to its end. Returns
+        whether a checkpoint is missing."""
         self.record.compute.ended = time.monotonic()
         self.record.progress.close()
         if not self.over():
             retired = f"Every prompt has been retired (pass rate >= {loss.RETIRE_AT})"
-            reason = self._comes_to_its_end(version) or retired
-            self.record.log({"kind": "end", "step": version, "reason": reason})
+            self.reason = self._comes_to_its_end(version) or retired
             if version < self.settings.steps:
-                say(f"{reason}: training ends.")
+                say(f"{self.reason}: training ends.")
         saved = version in map(step_of, checkpoints(self.folder))
         return version > self.start.step and not saved
 
@@ -416,17 +416,19 @@ class Run:
         return 128 + self.stop.number
 
     def leave_results(self, write_page: Callable) -> None:
-        """Leave model/, curve.png and the page of rollouts, and print the end; nothing without a
-        validation."""
+        """Leave model/, the last line of the log if the run came to its end, curve.png and the page
+        of rollouts, and print the end; nothing without a validation."""
         record = self.record
         if not record.validations:
             return
         if saved := checkpoints(self.folder):  # a run that ended early may have none
             with whole_folder(self.folder / "model") as folder:
                 shutil.copytree(saved[-1] / "model", folder, dirs_exist_ok=True)
+        steps = record.last_steps[-1]["step"] if record.last_steps else 0
+        if self.reason:
+            record.log({"kind": "end", "step": steps, "reason": self.reason})
         fitted = self._fit_curves()
         spent = record.compute.columns()
-        steps = record.last_steps[-1]["step"] if record.last_steps else 0
         print(
             f"compute     {steps} steps, {spent['compute_device_hours']:.3f} device-hours,"
             f" {spent['compute_tokens'] / 1e6:.2f} M sampled tokens,"
