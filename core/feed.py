@@ -193,12 +193,9 @@ class Feed:
                     del self.under_way[group.number]
                 return groups
             if not unfinished:  # to wait would be for ever
-                if not any(order.left for order in self.orders):
-                    return None
-                raise RuntimeError(
-                    f"no group is under way but {len(done)} finished ones, too few for step"
-                    f" {version + 1}, though prompts are left: the work in flight was miscounted"
-                )
+                prompts_left = any(order.left for order in self.orders)
+                assert not prompts_left, f"too few groups are handed out for step {version + 1}"
+                return None
             wait = True
         return None
 
