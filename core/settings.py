@@ -491,10 +491,6 @@ def refuse_impossible(settings: Sampling) -> None:
 
     refuse_impossible_recipe(settings.recipe)
     refuse(
-        settings.from_step is not None and settings.resume is None,
-        "--from-step names a checkpoint of the run that --resume names; there is no --resume",
-    )
-    refuse(
         not all(0 <= beta < 1 for beta in settings.adam_betas),
         f"--adam-betas are {settings.adam_betas}; each must be at least 0 and below 1",
     )

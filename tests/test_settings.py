@@ -220,7 +220,7 @@ stray | stray
 --batch-factor 0.01 | --batch-factor --prompts-per-step 0.01
 --max-length 8 --answer-budget 3 | --max-length --answer-budget
 --max-length 8 --thinking-budget 4 4 | --max-length --thinking-budget
---from-step 0 | --from-step --resume
+--from-step 0 | --from-step 0
 --resume nowhere | nowhere
 --resume runs | runs
 --track wandb | --track wandb
