@@ -143,8 +143,9 @@ def load(command: GenerateCommand, completions: int) -> tuple[PreTrainedTokenize
     ValueError if it cannot be used."""
     path = model_path(command.model)
     tokenizer = load_tokenizer(path)
-    as_in_training = make_decoding(tokenizer, command, command.length_control)
-    decoding = replace(as_in_training, temperature=command.temperature)
+    decoding = make_decoding(
+        tokenizer, command, command.length_control, temperature=command.temperature
+    )
     gpus = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
     refuse(
         command.tensor_parallel > max(1, len(gpus)),

@@ -329,10 +329,10 @@ def make_decoding(
     tokenizer: PreTrainedTokenizerBase,
     settings: Sampling,
     length_control: str = "interruption",
-    fp32_logits: bool | str = True,
+    **others,
 ) -> Decoding:
-    """The budgets and markers in ids of this tokenizer. ValueError if it has no such marker, or the
-    phrase has not."""
+    """The budgets and markers in ids of this tokenizer; and others, by the names of their fields.
+    ValueError if the tokenizer has no such marker, or the phrase has not."""
     end = settings.end_of_thinking
     marker = tokenizer(end, add_special_tokens=False).input_ids
     phrase = tokenizer(settings.interruption_phrase, add_special_tokens=False).input_ids
@@ -357,7 +357,7 @@ def make_decoding(
         thinking_budget=settings.thinking_budget[1],
         answer_budget=settings.answer_budget,
         length_control=length_control,
-        fp32_logits=fp32_logits,
+        **others,
     )
 
 

@@ -208,7 +208,9 @@ def make_prompts(
     suit the model."""
     tokenizer, recipe = load_tokenizer(path), settings.recipe
     problems = [problem for source in sources for problem in source.train + source.validation]
-    decoding = make_decoding(tokenizer, settings, recipe.length_control, recipe.fp32_logits)
+    decoding = make_decoding(
+        tokenizer, settings, recipe.length_control, fp32_logits=recipe.fp32_logits
+    )
     refuse_few_problems(settings, sources)
     refuse_too_long(model, decoding.longest)
     refuse_prompts(tokenizer, problems, settings)
