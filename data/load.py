@@ -214,11 +214,8 @@ def task_of(argument: str) -> str:
     columns = spec.options
     if spec.name not in KNOWN:
         files = held_out_files(spec) or find_parts(spec)["train"]
-        place, record = next(read_records(files[0]))
-        try:
-            columns = choose_columns(spec, record)
-        except ValueError as error:
-            raise ValueError(f"{place}: {error}") from None
+        _, record = next(read_records(files[0]))
+        columns = choose_columns(spec, record)
     return programming.__name__ if "tests" in columns else mathematics.__name__
 
 
@@ -275,16 +272,17 @@ def read_source(spec: Spec) -> Source:
     if parts[""] not in ([], parts["train"]):
         source.notes.append(f"! other files say train, and not used is {parts[''][0]}")
     for path in parts["test"] + parts["validation"]:
-        texts = {}  # by record
+        unknown = []
         for place, record in read_records(path):
-            texts[place] = set()
+            texts = set()
             for options in ({}, spec.options):  # its columns may have other names
                 alone = replace(spec, options=options, wanted="problem")
                 with contextlib.suppress(ValueError):
                     text = asked(record, choose_columns(alone, record))
-                    texts[place].add(one_spelling(text))
-        source.apart |= set().union(*texts.values())
-        unknown = [place for place in texts if not texts[place]]
+                    texts.add(one_spelling(text))
+            source.apart |= texts
+            if not texts:
+                unknown.append(place)
         if unknown:
             source.notes.append(
                 f"! {len(unknown)} records of {path} are not held apart, since no column of them"
