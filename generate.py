@@ -35,7 +35,7 @@ if __name__ == "__main__":
     # Threads of torch that wait leave the cores to other processes.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from core.settings import GenerateCommand, model_path, parse, refuse
+from core.settings import GenerateCommand, model_path, parse, refuse, say_notes
 from curve.flags import errors_as_sentences, run_command
 
 if __name__ == "__main__":
@@ -99,12 +99,10 @@ def print_completions(command: GenerateCommand) -> None:
 
 def evaluate(command: GenerateCommand) -> None:
     """--evaluate: print mean@samples and pass@k of each data set, and some completions."""
-    sources = []
-    for name in command.data:
-        source = load_evaluation(name, command.problems, instruction=command.instruction)
-        for note in source.notes:
-            print(f"{source.name}: {note}", file=sys.stderr)
-        sources.append(source)
+    sources = [
+        load_evaluation(name, command.problems, command.instruction) for name in command.data
+    ]
+    say_notes(sources)
     if command.log:
         open(command.log, "a").close()  # OSError now, and not after hours of sampling
     samples = command.samples or 16

@@ -432,10 +432,15 @@ def read_sources(settings: Settings) -> list[Source]:
     sources = load_data(
         settings.data, settings.train_prompts, settings.validation_problems, settings.instruction
     )
+    say_notes(sources)
+    return sources
+
+
+def say_notes(sources: list[Source]) -> None:
+    """Print what was guessed and left out."""
     for source in sources:
         for note in source.notes:
             say(f"{source.name}: {note}")
-    return sources
 
 
 def refuse_few_problems(settings: Settings, sources: list[Source]) -> None:

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 
 from core.model import end_tokens, load_model, load_tokenizer, prompt_ids, refuse_too_long
 from core.screen import Progress, say
-from core.settings import model_path, refuse, refuse_small_numbers
+from core.settings import model_path, refuse, refuse_small_numbers, say_notes
 from curve.flags import option, read_flags, run_command
 from data.load import load_data
 from machinery.folder import whole_folder
@@ -60,8 +60,7 @@ def main(arguments: list[str]) -> int:
     (source,) = load_data(
         (command.data,), command.records, None, command.instruction, wanted="solution"
     )
-    for note in source.notes:
-        say(f"{source.name}: {note}")
+    say_notes([source])
     path = model_path(command.model)
     tokenizer = load_tokenizer(path)
     model = load_model(path).to("cuda" if torch.cuda.is_available() else "cpu")
