@@ -363,7 +363,7 @@ class Feed:
             group = groups[request.group]
             group.rollouts[request.index] = rollout
             if rollout.truncated:
-                group.verdicts[request.index] = Verdict(False)
+                group.verdicts[request.index] = Verdict(0.0)
             else:
                 text = completion_text(self.prompts.tokenizer, self.prompts.decoding, rollout)
                 to_judge.append(((group, request.index), group.problem, text))

@@ -33,13 +33,13 @@ def judge_all(
     verdicts = dict(judging)
     if failure := no_verdict_at_all([*verdicts.values()]):
         raise ValueError(failure)
-    return [verdicts.get(i, Verdict(False)) for i in range(len(rollouts))]
+    return [verdicts.get(i, Verdict(0.0)) for i in range(len(rollouts))]
 
 
 def evaluation_figures(rollouts: list[Rollout], verdicts: list[Verdict], samples: int) -> dict:
     """What --evaluate prints and logs; each problem has `samples` completions. pass_rate is
     mean@samples. Beside it the mean score, if a task gives scores between 0 and 1."""
-    scores_PN = np.array([float(verdict.score) for verdict in verdicts]).reshape(-1, samples)
+    scores_PN = np.array([verdict.score for verdict in verdicts]).reshape(-1, samples)
     correct_PN = scores_PN == 1
     measured = {"pass_rate": pass_at_k(correct_PN, 1)}
     for k in (4, 16, 64, 256, samples):

@@ -160,7 +160,7 @@ class KeptRollouts:
             "ended": self._seconds(rollout.ended),
             "interrupted": rollout.interrupted,
             "truncated": rollout.truncated,
-            "score": float(verdict.score),
+            "score": verdict.score,
             "verdict": verdict.failure or IN_WORDS.get(verdict.score, f"{verdict.score:.2f}"),
             "detail": verdict.detail,
         }
