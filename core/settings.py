@@ -505,10 +505,8 @@ def refuse_impossible(settings: Sampling) -> None:
         f" {settings.prompts_per_step} leaves no prompt for a step",
     )
     if settings.one_process:
-        for name in ("generators", "trainers", "tensor_parallel"):
-            number = getattr(settings, name)
-            one_of_each = "--one-process has one of each, on one device"
-            refuse(number > 1, f"{one_of_each}; {flag(name)} is {number}")
+        trainers = settings.trainers
+        refuse(trainers > 1, f"--one-process has one trainer, and --trainers is {trainers}")
         refuse(
             settings.engine == "vllm",
             "--one-process samples with --engine torch: vLLM makes a group of processes, which"

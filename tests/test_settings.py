@@ -224,9 +224,7 @@ stray | stray
 --resume nowhere | nowhere
 --resume runs | runs
 --track wandb | --track wandb
---one-process --generators 2 | --one-process --generators 2
 --one-process --trainers 3 | --one-process --trainers 3
---one-process --tensor-parallel 2 | --one-process --tensor-parallel 2
 --one-process --engine vllm | --one-process --engine
 --tensor-parallel 2 | --tensor-parallel 2
 """
