@@ -192,8 +192,9 @@ class SharedParameters:
             self.flat = torch.empty(numbers).share_memory_()
         except RuntimeError as error:
             raise ValueError(
-                f"no shared memory for the parameters ({error}): raise `ulimit -f`, or make"
-                " /dev/shm writable"
+                f"no shared memory for the parameters ({error}): make /dev/shm larger (Docker:"
+                " --shm-size) or writable, remove what dead runs have left there (torch_*), or"
+                " raise `ulimit -f`"
             ) from None
         self.begun_W, self.written_W = torch.full((2, ranks), -1).share_memory_()  # int64: versions
 

@@ -11,7 +11,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TextIO
 
 import safetensors.torch
@@ -69,7 +68,6 @@ from machinery.ranks import Stop, from_rank_0, rank_and_ranks
 from machinery.record import Record
 from machinery.trainer import Start, gather, numerics_mismatch
 
-SHARED_MEMORY = Path("/dev/shm")  # where Linux has what processes share
 # Trainer and generator compare log-probabilities of at most so many completions of a validation.
 COMPARED = 64
 
@@ -115,7 +113,6 @@ def open_run(asked: Settings, sources: list[Source] | None = None) -> "Run":
     refuse_wrong_logprobs(model, asked.model, over_slots, settings.share_prompts)
 
     # Who does what.
-    refuse_small_shared_memory(4 * model.num_parameters(only_trainable=True))
     parameters = SharedParameters(model, len(trainers))
     stop = Stop()
     feed = Feed(settings, prompts, engines, parameters, stop.asked, state)
@@ -186,18 +183,6 @@ def settings_of_the_run(asked: Settings, model: PreTrainedModel) -> Settings:
             " sinks that this model's has."
         )
     return dataclasses.replace(asked, **changes)
-
-
-def refuse_small_shared_memory(needed: int) -> None:
-    """ValueError if /dev/shm cannot hold so many bytes. Writing there would end in a bus error."""
-    if SHARED_MEMORY.exists():
-        free = shutil.disk_usage(SHARED_MEMORY).free
-        if free < needed:
-            raise ValueError(
-                f"the parameters take {needed / 1e6:,.0f} MB of {SHARED_MEMORY}, which has"
-                f" {free / 1e6:,.0f} MB left: make it larger (Docker: --shm-size), or remove what"
-                " dead runs have left there (torch_*)"
-            )
 
 
 def make_prompts(

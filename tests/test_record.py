@@ -272,14 +272,6 @@ def test_what_ends_a_run_is_said_in_words(resumable, monkeypatch, capsys, saved)
         assert (HINT in said) == saved
 
 
-def test_shared_memory_that_is_too_small_is_refused_with_its_size(tmp_path, here, monkeypatch):
-    usage = shutil.disk_usage(tmp_path)._replace(free=300_000)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    with pytest.raises(ValueError, match="take 1 MB of /dev/shm, which has 0 MB left"):
-        open_run(parse([]))
-    assert not Path("runs").exists()
-
-
 def test_a_limit_of_the_size_of_files_is_said_before_anything_is_written(here):
     """Which is one of shared memory too."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
