@@ -3,7 +3,6 @@
 import contextlib
 import os
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,10 +13,7 @@ def whole_file(target: Path) -> Iterator[Path]:
     raises, `target` stays as it was. A link is followed. What is there and is no regular file, such
     as /dev/null or a pipe, is written to and not replaced. OSError if it cannot be written."""
     if target.exists() and not target.is_file():
-        with tempfile.TemporaryDirectory() as folder:
-            written = Path(folder, target.name)
-            yield written
-            target.write_bytes(written.read_bytes())
+        yield target
         return
     target = Path(os.path.realpath(target))
     partial = target.with_name(f"{target.name}.{os.getpid()}.partial")

@@ -1,5 +1,7 @@
 """Files that are written whole: what lies at their place and is no file stays what it is."""
 
+import os
+
 import pytest
 from safetensors.torch import save_file
 
@@ -19,6 +21,15 @@ def test_an_error_leaves_a_file_or_a_folder_as_it_was(tmp_path):
         save_file({}, partial / "nowhere" / "file")
     assert file.read_text() == (folder / "file").read_text() == "whole"
     assert {*tmp_path.iterdir()} == {file, folder}
+
+
+def test_a_pipe_stays_what_it_is(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDWR)
+    write_whole(pipe, "text")
+    assert os.read(reader, 9) == b"text" and pipe.is_fifo()
+    os.close(reader)
 
 
 def test_links_are_followed(tmp_path):
