@@ -227,7 +227,7 @@ def trainer_speed() -> None:
     checkpointing."""
     length, settings = size(16_384, 64), Settings(gradient_checkpointing=True)
     rollouts = [rollout(0, i, [1], [2] * (length - 1)) for i in range(2)]
-    (batch,) = micro_batches(rollouts, [0, 1], 2 * length, DEVICE, 0, 1)
+    (batch,) = micro_batches(rollouts, [0, 1], 2 * length, DEVICE, 0, 1, False)
     with ranks.other_ranks(settings, None, (), None):
         policy = trainer.make_policy(settings, load_model("qwen3"), DEVICE)
         for head in (True, "split", False):

@@ -64,7 +64,7 @@ def micro_batches(
     device: torch.device,
     rank: int,
     ranks: int,
-    share_prompts: bool = False,
+    share_prompts: bool,
 ) -> Iterator[MicroBatch]:
     """The micro-batches of one rank: its share of these rows of the rollouts. Each has at most
     `tokens` positions, padding included, or a single sequence.

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("here")
 def logprobs(model, seed=1):
     """log pi of some tokens, and the sum of them weighed at random, for a gradient."""
     rollouts = [each for group in batch_of_groups(seed) for each in group.rollouts.values()]
-    (m,) = micro_batches(rollouts, range(len(rollouts)), 10_000, CPU, 0, 1)
+    (m,) = micro_batches(rollouts, range(len(rollouts)), 10_000, CPU, 0, 1, False)
     found, _ = Policy(model)(m, True)
     return found, (found * torch.randn(found.shape, generator=torch.manual_seed(0))).sum()
 
