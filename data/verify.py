@@ -39,7 +39,7 @@ from types import ModuleType
 from data import Problem
 from data.sandbox import PATIENCE, PR_SET_PDEATHSIG
 
-BEGIN_LIMIT = 120.0  # seconds for a worker to start, read a completion, and import its task
+IMPORT_LIMIT = 120.0  # seconds for a worker to start, read a completion, and import its task
 LONGEST_REPLY = 1 << 16  # bytes of a line, about; a worker that sends more is ended
 DETAIL = 500  # characters of a reason that are kept
 TRACEBACK = 2000  # characters of the end of a traceback that are kept
@@ -101,7 +101,7 @@ class VerifierPool(contextlib.AbstractContextManager):
         many of the clock; memory_gib, GiB of address space."""
         self.time_limit, self.memory_gib = time_limit, memory_gib
         self.unfinished = 0  # submitted, and not returned by results()
-        self._waiting = queue.SimpleQueue()  # keys and lines of JSON
+        self._waiting = queue.SimpleQueue()  # keys, tasks and lines of JSON
         self._verdicts = queue.SimpleQueue()  # keys and verdicts
         self._verifiers = {}  # by number of a thread its latest Verifier
         self._closing, self._crash = False, ""
@@ -116,7 +116,7 @@ class VerifierPool(contextlib.AbstractContextManager):
         self.unfinished += len(items)
         for key, problem, completion in items:
             line = json.dumps([asdict(problem), completion]).encode() + b"\n"
-            self._waiting.put((key, line))
+            self._waiting.put((key, problem.task, line))
 
     def results(self) -> Judged:
         """The verdicts there are now, each once, in the order in which they were reached."""
@@ -141,7 +141,7 @@ class VerifierPool(contextlib.AbstractContextManager):
         lost."""
         self._closing = True
         for _ in self._threads:
-            self._waiting.put(("", b""))  # wakes a thread that waits for a completion
+            self._waiting.put(("", "", b""))  # wakes a thread that waits for a completion
         for verifier in list(self._verifiers.values()):
             verifier.process.terminate()  # wakes a thread that waits for a verdict
         for thread in self._threads:
@@ -157,10 +157,10 @@ class VerifierPool(contextlib.AbstractContextManager):
                 verifier = self._verifiers[number] = Verifier(self.time_limit, self.memory_gib)
                 failure = None
                 while failure in (None, "error"):
-                    key, line = self._waiting.get()
+                    key, task, line = self._waiting.get()
                     if self._closing:
                         break
-                    verdict = verifier.judge(line)
+                    verdict = verifier.judge(task, line)
                     failure = verdict.failure
                     self._verdicts.put((key, verdict))
                 verifier.end()
@@ -176,6 +176,7 @@ class Verifier:
         self.folder = tempfile.mkdtemp(prefix="verifier-")  # its temporary files
         self.socket, theirs = socket.socketpair()
         self.inbox = b""  # read, and not a whole message
+        self.imported = set()  # names of tasks
         environment = {
             "TMPDIR": self.folder,
             "SCORE_SECONDS": str(time_limit),
@@ -197,15 +198,17 @@ class Verifier:
                 process_group=0,
             )
 
-    def judge(self, line: bytes) -> Verdict:
-        """The verdict on a completion. Waits until the worker begins, at most for BEGIN_LIMIT
-        seconds, and then for PATIENCE time limits. With a failure other than "error" this verifier
-        is of no use any more."""
+    def judge(self, task: str, line: bytes) -> Verdict:
+        """The verdict on a completion of this task. Waits for it, at most for PATIENCE time limits,
+        and before that for IMPORT_LIMIT seconds if the task is not imported yet. With a failure
+        other than "error" this verifier is of no use any more."""
+        to_begin = PATIENCE * self.time_limit if task in self.imported else IMPORT_LIMIT
         try:
-            self.socket.settimeout(BEGIN_LIMIT)
+            self.socket.settimeout(to_begin)
             self.socket.sendall(line)
-            reply = self._reply(BEGIN_LIMIT)
+            reply = self._reply(to_begin)
             if reply == "begins":
+                self.imported.add(task)
                 reply = self._reply(PATIENCE * self.time_limit)
             score, failure, detail = reply
             if failure not in (None, "memory", "error") or not 0 <= score <= 1:
