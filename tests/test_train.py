@@ -38,7 +38,7 @@ def test_a_whole_short_run(tmp_path):
     assert (end["kind"], end["step"], end["reason"]) == ("end", 8, "All steps are made")
     config = json.loads((folder / "config.json").read_text())
     assert config["recipe"]["asynchrony"] == "pipeline-2"
-    assert config["versions"]["torch"] == torch.__version__
+    assert torch.__version__.startswith(config["versions"]["torch"])  # 2.13.0+cu130
     assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
     devices = "devices: generators cpu with 32 slots, cpu with 32 slots; trainers cpu"
     assert devices in printed and "forecast at" in printed
