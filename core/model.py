@@ -383,7 +383,9 @@ def completion_text(
     and `</think>` for the model's own markers. If the prompt opens thinking, as many chat templates
     do, the text begins with `<think>`."""
     ids = rollout.tokens.tolist()
-    text = tokenizer.decode(ids[:-1] if ids[-1] in decoding.eos else ids)
+    without_eos = ids[:-1] if ids[-1] in decoding.eos else ids
+    # Some tokenizers would remove spaces before punctuation, also in a program.
+    text = tokenizer.decode(without_eos, clean_up_tokenization_spaces=False)
     if decoding.end_of_thinking < 0:
         return text
     end = tokenizer.decode([decoding.end_of_thinking])

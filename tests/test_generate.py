@@ -278,6 +278,9 @@ def test_tasks_and_readers_get_texts_with_the_usual_markers(models, chat_models)
         for text in ("a</think>b", "a", "<think>a</think>b"):
             made = rollout_of(tokenizer, text, prompt=prompt)
             assert completion_text(tokenizer, rules, made) == before + text
+    tokenizer.clean_up_tokenization_spaces = True  # as some models have it: "a ." would be "a."
+    tokenizer.clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output = True
+    assert completion_text(tokenizer, rules, rollout_of(tokenizer, "a .")) == "a ."
     tokenizer = load_tokenizer(models["llama"])
     rules = make_decoding(tokenizer, Sampling(end_of_thinking=";", interruption_phrase=";"))
     assert completion_text(tokenizer, rules, rollout_of(tokenizer, "1+2;3")) == "1+2</think>3"
