@@ -251,10 +251,6 @@ PRESETS = {
 }
 PRESETS["short"] |= {"asynchrony": "pipeline-2", "length_control": "penalty"}  # of the recipe
 
-# With --lora-rank a rate that no flag gives is so many times as high: more in a larger model, where
-# the best rate of all parameters is far lower and that of adapters is not (docs/findings.md).
-LORA_RATES = dict.fromkeys(PRESETS, 10.0) | {"toy": 2.5}
-
 # On a GPU a preset has none of these, and a run tries what fits (machinery/trainer.py).
 BY_MEMORY = ("slots", "gradient_checkpointing", "tokens_per_micro_batch")
 
@@ -380,8 +376,17 @@ def starting_values(chosen: Sampling) -> dict:
         values |= vars(recipe).items() - vars(Recipe()).items()
         rate = values.get("learning_rate", Settings.learning_rate)
         if chosen.lora_rank and rate:
-            values["learning_rate"] = float(f"{LORA_RATES[defaults] * rate:.2g}")
+            values["learning_rate"] = float(f"{rate_factor(chosen.lora_rank, defaults) * rate:.6g}")
     return values
+
+
+def rate_factor(lora_rank: int, defaults: str) -> float:
+    """How many times as high a learning rate is that no flag gives: with adapters it is higher, and
+    more so in a larger model, where the best rate of all parameters is far lower and that of
+    adapters is not (docs/findings.md)."""
+    if not lora_rank:
+        return 1.0
+    return 2.5 if defaults == "toy" else 10.0
 
 
 def with_recipe(settings: Settings) -> dict:

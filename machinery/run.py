@@ -38,10 +38,10 @@ from core.policy import Policy
 from core.rollouts import Batch, Group, Rollout, SharedParameters
 from core.screen import Progress, say, warn
 from core.settings import (
-    LORA_RATES,
     Settings,
     devices_here,
     model_path,
+    rate_factor,
     read_sources,
     refuse,
     refuse_few_problems,
@@ -166,7 +166,7 @@ def settings_of_the_run(asked: Settings, model: PreTrainedModel) -> Settings:
         changes["engine"] = "torch"
     if asked.learning_rate is None:
         parameters = model.num_parameters(only_trainable=True)
-        rate = first_learning_rate(parameters, LORA_RATES[asked.defaults] if asked.lora_rank else 1)
+        rate = first_learning_rate(parameters, rate_factor(asked.lora_rank, asked.defaults))
         changes["learning_rate"] = rate
         say(f"The learning rate is {rate}, for a model of {parameters:,} parameters.")
     why_not = ""

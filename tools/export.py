@@ -8,7 +8,7 @@ checkpoint. Data, verdicts and the worth of completions are ours, in a reward fu
 """
 
 import loss
-from core.settings import LORA_RATES, ROOT, model_path, read_settings
+from core.settings import ROOT, model_path, rate_factor, read_settings
 from curve.files import write_whole
 from curve.flags import read_flags, run_command
 from machinery.folder import checkpoint_of
@@ -116,7 +116,7 @@ def main(arguments: list[str]) -> int:
     trained = (checkpoint_of(run, None) or run) / "model"
     model = trained if trained.exists() else model_path(settings.model)
     kind, k = loss.parse_asynchrony(recipe.asynchrony)
-    factor = LORA_RATES[settings.defaults] if settings.lora_rank else 1
+    factor = rate_factor(settings.lora_rank, settings.defaults)
     table = TABLE.format(recipe=recipe, factor=factor)
     script = SCRIPT.format(
         run=run,
