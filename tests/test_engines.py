@@ -237,7 +237,9 @@ def test_a_validation_goes_before_what_waits_beside_what_is_in_flight(make, name
     engine.update(shared)
     validation = requests(3, thinking=20, seed=1, validation=True)
     engine.add(validation)
-    later = [rollout for rollout in finish(engine) if rollout.request not in begun]
+    unfinished, ended = engine.unfinished, finish(engine)
+    assert len(ended) == unfinished
+    later = [rollout for rollout in ended if rollout.request not in begun]
     assert len(later) == len(training + validation) - len(begun)
     later.sort(key=lambda rollout: rollout.began)
     for i, rollout in enumerate(later):
@@ -250,7 +252,8 @@ def test_a_validation_goes_before_what_waits_beside_what_is_in_flight(make, name
 
 @over_both
 @pytest.mark.parametrize(
-    "changes, ways", [({}, 16), ({"length_control": "penalty"}, 5), ({"thinks": False}, 6)]
+    "changes, ways",
+    [({"phrase": (0, 3)}, 16), ({"length_control": "penalty"}, 5), ({"thinks": False}, 6)],
 )
 def test_interruption_at_any_budget_and_natural_ends_around_it(make, name, changes, ways):
     """Pitfall 8, and all that `loss.interrupt_or_truncate` says: budgets of 0, 1, some and all
