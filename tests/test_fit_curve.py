@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -114,6 +115,18 @@ def test_ends_of_the_interval_of_A_are_where_the_profile_crosses():
     for end in fit.interval["A"]:
         best = squares_by_scipy(fit, np.log([fit.B, fit.C_mid]), end, 0.2)
         assert (best - fit.squares) / excess == pytest.approx(1, rel=0.03)
+
+
+def test_with_A_held_B_and_C_mid_have_the_errors_that_scipy_gives_them():
+    """The curve of three parameters, its noise without correlation, widened by Student's t."""
+    fit = replace(fit_sigmoid(*run_of(), "free"), correlation=0.0)
+    curve = lambda theta: sigmoid(fit.x, fit.A, *np.exp(theta[:2]), theta[2]) - fit.y
+    best = least_squares(curve, [*np.log([fit.B, fit.C_mid]), fit.R0])
+    variances = np.linalg.inv(best.jac.T @ best.jac).diagonal() * 2 * best.cost / 38
+    (held,), (errors,) = fit.efficiency_at([fit.A])
+    assert held == pytest.approx(best.x[:2], rel=1e-4)
+    wider = 2.024394 / 1.959964  # 38 degrees of freedom, and none but the normal's
+    assert errors == pytest.approx(wider * np.sqrt(variances[:2]), rel=1e-3)
 
 
 def test_intervals_hold_the_truth_over_many_draws():
