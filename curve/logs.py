@@ -209,6 +209,8 @@ def table_records(lines: list[str], is_whole: bool) -> list[dict]:
             "neither JSON, nor verl's console, nor a table whose first line names its columns, like"
             f" x,y: {lines[0][:40].strip()!r}"
         )
+    if len({*table.fieldnames}) < len(table.fieldnames):
+        raise ValueError(f"two columns have one name: rename one of {table.fieldnames}")
     if records and not is_whole and None in records[-1].values():
         records.pop()
     for record in records:
@@ -284,8 +286,11 @@ def chosen_rows(rows: list[dict], where: str | None) -> tuple[list[dict], str]:
         require(value, groups, f"--where {column}")
         rows = groups[value]
     kinds = []
-    for column in KINDS:
-        groups = groups_of(rows, column)
+    for column, numbers in columns_of(rows).items():
+        groups = {} if numbers else groups_of(rows, column)
+        words = set().union(*map(words_of, groups))
+        if column not in KINDS and not (words & VALIDATION and words & TRAINING):
+            continue
         found = [kind for kind in groups if VALIDATION & words_of(kind)]
         if len(found) > 1:
             raise ValueError(
@@ -311,7 +316,7 @@ def pass_rate_rank(name: str, kind: str) -> tuple[int, ...]:
     """How likely a column is the pass rate: the lowest tuple is the likeliest, and () is none. It
     begins with 0 for a validation, 2 for training, and 1 if nothing says which. Then come the
     places of its words in MEASURES. kind: of the records."""
-    words = words_of(name)
+    words = words_of(re.sub(r"(?i)^(val)-core/.*(/[^/]+/mean@)", r"\1\2", name))  # verl's data sets
     if name.startswith("pass_rate/"):  # of one source of our problems
         words = {"passrate"}
     if name.lower() in ("y", "value"):  # as TensorBoard's CSV has it
@@ -325,9 +330,13 @@ def pass_rate_rank(name: str, kind: str) -> tuple[int, ...]:
 
 
 def computes(columns) -> list[str]:
-    """The columns of compute, the best name first."""
+    """The columns of compute, the best name first; timing_s/step is the time of one step."""
+    names = [(name, *name.lower().rpartition("/")) for name in columns]
     return [
-        name for known in COMPUTE for name in columns if name.rpartition("/")[2].lower() == known
+        name
+        for known in COMPUTE
+        for name, folder, _, last in names
+        if last == known and not re.search("time|timing", folder)
     ]
 
 
@@ -422,9 +431,10 @@ def curve_of(
     of_kind = f", from the {kind} records" if kind else ""
     read = f"read: x = {x}, y = {y}, {len(compute)} points{of_kind}"
     if pass_rate_rank(y, kind)[:1] == (2,):
+        of_validation = [name for name in columns if words_of(name) & VALIDATION]
         notes.append(
             f"! {y} is measured in training, and is no validation: on other problems the run may "
-            "do otherwise"
+            f"do otherwise{'; --y may be ' * bool(of_validation)}{', '.join(of_validation)}"
         )
     if UNSCALED & words_of(y):
         notes.append(

@@ -69,6 +69,7 @@ SPELLING_OF = table(
     \frac␣     \dfrac \tfrac \cfrac \nicefrac \sfrac
     \sqrt␣     √
     \emptyset␣ ∅ \varnothing
+    \ldots␣    \dots \cdots …
     \reals␣    ℝ
 
     \pi␣       π
@@ -164,6 +165,7 @@ RULES = {  # a pattern, and what is written instead
     r"""(?x) \\! [ ]*
             | \\ (?: left | right | middle | [bB]ig[glr]* | [a-z]+style | (?:no)?limits | bf
                    | underline | boxed | fbox ) (?![a-zA-Z]) \.?
+            | \\ (?:text)?color [ ]? \{\w+\}
             | (?<=\\\\) \s? \[-?[\d.]+ [ ]? [a-z]{2}\] | \\phantom [ ]? \{[^{}]*\}
             | [\u00ad\u200b-\u200f\u2060\ufeff]         # characters without a width""": "",
     # x\leq1 → x\le 1
@@ -204,6 +206,8 @@ RULES = {  # a pattern, and what is written instead
     r"\$": " ",
     # 12{,}345 → 12,345
     r"(?<=\d)\{([,:])\}(?=\d)": r"\1",
+    # {1\over2} → \frac{1}{2}
+    r"\{([^{}]*)\\over(?![a-zA-Z])([^{}]*)\}": r"\\frac{\1}{\2}",
     # 3 1/2 → 3\frac{1}{2}
     r"(?x) (?<![\d.^_]) (\d+) [ ]+ (\d+) [ ]?/[ ]? (\d+) (?![\d.])": r"\1\\frac{\2}{\3}",
     # \frac12 → \frac{1}{2}
@@ -235,6 +239,8 @@ RULES = {  # a pattern, and what is written instead
     r'"deg" *"?([CF])\b"?': r'"deg \1"',
     # 5% → 5 "%"
     r'(?<!")%': ' "%" ',
+    # 5 (apples) → 5 "apples"
+    r"(?<=\d) \(([a-z ]{3,})\)$": r' "\1"',
     # 5 apples → 5 "apples"
     rf"""(?xi) ^ ( [-\d./]+ (?: e\d+ )? | -?\d*\\frac\{{\d+\}}\{{\d+\}} )
             [ ]+ ( (?: (?: (?! [a-z]{{3}} ) {KNOWN} | [a-z]{{3,}} ) {POWER} )+ ) $""": r'\1 "\2"',
@@ -262,10 +268,10 @@ CHOICE = r"""(?x) (?: (?i: option | choice | answer ) [ ]? :? [ ]? )?
     (?: \( ([A-Z]) \) | ([A-Z]) (?= [.):] (?:[ ]|$) | $ ) )     # the letter: (D), D. or D alone
     [.):, ]* (.*)"""
 # Letters in the beginning, three in a row somewhere, but none alone beside - or /: these are names.
-# Or words without other signs, such as ABCD.
+# Or words without other signs, such as ABCD; or a date or a range, such as 10-12.
 SENTENCE = r"""(?x) (?= .* [^\W\d_]{3} ) (?! .* (?: \b[a-z][/-] | [/-][a-z]\b ) )
         [^\W\d_] [\w ,.'()/&:!?-]*
-    | [^\W\d_]{2,} | [^\W\d_]+ (?: [ ,]+ [^\W\d_]+ )+"""
+    | [^\W\d_]{2,} | [^\W\d_]+ (?: [ ,]+ [^\W\d_]+ )+ | \d+ (?: -\d+ )+"""
 
 
 @lru_cache

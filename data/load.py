@@ -63,10 +63,20 @@ LIKELY_COLUMNS = {  # guessed in this order
 # What stands in a cell without a value, as text and in lower case.
 EMPTY = "|[]|{}|nan|none|null|n/a|#n/a|<na>|?".split("|")
 # Of a chat template; messages as a text that is not JSON; or an image.
-TEMPLATE = r"<image>|<[|｜][^\s|｜]+[|｜]>|<start_of_turn>|\[INST\]|\nAssistant:|^\[\{'\w+': '"
+TEMPLATE = r"""(?x) <image> | <[|｜][^\s|｜]+[|｜]> | <start_of_turn> | \[INST\] | \#{3}[ ]Response:
+    | \sAssistant:(?=\n|\s*$) | </?think> | ^\[\{'\w+':[ ]'"""
+# Instructions of DAPO, verl and others that data sets have in their problems: our own takes their
+# place.
+INSTRUCTIONS = r"""(?xis) ^ solve[ ]the[ ]following[ ]math[ ]problem[ ]step[ ]by[ ]step\. .*?
+        is[ ]the[ ]answer[ ]to[ ]the[ ]problem\.
+    | remember[ ]to[ ]put[ ]your[ ]answer[ ]on[ ]its[ ]own[ ]line[ ]after[ ]"answer:"\.?
+    | let'?s[ ]think[ ]step[ ]by[ ]step[ ]and[ ]output[ ]the[ ]final[ ]answer[ ]
+        (?: after[ ]"\#{4}" | within[ ]\\boxed\{\} )\.?
+    | please[ ]reason[ ]step[ ]by[ ]step,?[ ]and[ ]put[ ]your[ ]final[ ]answer[ ]within[ ]
+        \\boxed\{\}\.?"""
 # Words in the path of a file, and the part of the data that they say. The last one decides.
 PARTS = {"train": "train", "test": "test"}
-PARTS |= dict.fromkeys("validation valid val dev".split(), "validation")
+PARTS |= dict.fromkeys("validation valid val dev eval evaluation heldout".split(), "validation")
 MADE_PROBLEMS = 100_000  # a task makes so many to train on if nothing says how many
 MADE_HELD_OUT = 64  # and so many that are held out
 # The seed of tasks that make their problems: runs with different --seed have the same ones.
@@ -321,7 +331,7 @@ def find_parts(spec: Spec) -> dict[str, list[Path]]:
     found = {path for subset in subsets for path in (root / subset).rglob("*")}
     for path in sorted(found):
         part = ""
-        for word in re.findall("[a-z0-9]+", str(path.relative_to(root)).lower()):
+        for word in re.findall("[a-z]+", str(path.relative_to(root)).lower()):
             part = PARTS.get(word, part)
         if path.suffix in FORMATS:
             parts[part].append(path)
@@ -451,8 +461,9 @@ def make_problem(record: dict, columns: dict[str, str], instruction: str | None)
 
 
 def asked(record: dict, columns: dict[str, str]) -> str:
-    """What a record asks: its passage, the problem, and its choices as lines such as A. 5."""
-    text = str(record[columns["problem"]])
+    """What a record asks: its passage, the problem without INSTRUCTIONS, and its choices as lines
+    such as A. 5."""
+    text = re.sub(INSTRUCTIONS, "", str(record[columns["problem"]]).strip()).strip()
     if "passage" in columns:
         text = f"{record[columns['passage']]}\n\n{text}"
     if "choices" in columns:
@@ -475,7 +486,8 @@ def choices_of(value) -> dict:
 
 def letter_of(answer, choices: dict) -> str:
     """The letter of the choice that an answer names, by its label, its text, or its index from 0 if
-    no label is a number. NoAnswer if it names none, or one in one way and another in another."""
+    no label is a number. NoAnswer if it names none, or one in one way and another in another;
+    ValueError if its file seems to count from 1."""
     by_index = not any(str(label).isdecimal() for label in choices)
     places = {
         i
@@ -484,6 +496,8 @@ def letter_of(answer, choices: dict) -> str:
         or (by_index and str(answer) == str(i))
         or (str(answer) == str(choice) and type(answer) in (bool, type(choice)))
     }
+    if not places and str(answer) == str(len(choices)):
+        raise ValueError(f"choices are counted from 0, and not to {answer}: give letters or texts")
     if len(places) != 1:
         raise mathematics.NoAnswer(
             f"the answer {answer!r:.60} names {len(places)} of the choices {choices}"

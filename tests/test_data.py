@@ -174,7 +174,13 @@ a.jsonl | {"messages": [S, T, A]} | S: 3 + 4? | 7
 a.jsonl | {Q, "messages": [T, A, T, A], "answer": "7"} | Q | 7
 a.jsonl | {"system": "S", "conversations": [{"from": "human", "value": "Q"}, G]} | S: Q | 7
 a.jsonl | {"prompt": [{"role": "user", "content": [{"text": "Q"}]}], "answer": 7} | Q | 7
-"""
+a.jsonl | {"prompt": "Q Let's think step by step and output the final answer after \"####\".", "answer": 7} | Q | 7
+a.jsonl | {"prompt": "Q\nPlease reason step by step, and put your final answer within \\boxed{}.", "answer": 7} | Q | 7
+a.jsonl | {"prompt": "Solve the following math problem step by step. The last line of your response should be of the form Answer: $Answer (without quotes) where $Answer is the answer to the problem.\n\nQ\n\nRemember to put your answer on its own line after \"Answer:\".", "answer": 7} | Q | 7
+a.jsonl | {Q, "solution": "<think>\\boxed{3}?</think> It is \\boxed{7}"} | Q | 7
+a.jsonl | {Q, "solution": "<think>3?</think><answer>7</answer>"} | Q | 7
+a.jsonl | {Q, "response": "3 + 4 = 7\n答案：7"} | Q | 7
+"""  # noqa: E501
 
 
 def test_every_shape_of_public_data_sets_is_read(tmp_path):
@@ -225,7 +231,12 @@ a.json | {"train": [{"problem": "x"}], "test": [{"problem": "y"}]} | record 1 ho
 a.json | {"problem": "x", "answer": "1"}//{"problem": "y"} | record 2: column 'answer' is empty
 a.jsonl | {"problem": "x", "choices": [%s0], "answer": 26} | line 1: choices are a list of texts
 a.jsonl | {"problem": "x", "choices": "A or B", "answer": "A"} | line 1: choices are a list of texts
-a.jsonl | {"problem": "x", "choices": ["3", "4"], "answer": 2} | the answer 2 names 0 of
+a.jsonl | {"problem": "x", "choices": ["3", "4"], "answer": 3} | the answer 3 names 0 of
+a.jsonl | {"problem": "x", "choices": ["3", "4"], "answer": 2} | line 1: choices are counted from 0
+a.jsonl | {"problem": "x", "answer": "#### Step\nAdd.\n#### End\nIt is 7 then."} | cannot be used
+a.jsonl | {"problem": "x", "answer": "Therefore, x = 7."} | 1 records cannot be used
+a.jsonl | {"prompt": "### Response: x", "answer": "1"} | line 1: '### Response:' is no part
+a.jsonl | {"prompt": "x\n<think>", "answer": "1"} | line 1: '<think>' is no part
 a.jsonl | {"problem": "x", "options": ["3", "4"], "answer": "C"} | the answer 'C' names 0 of
 a.csv | problem,choices,answer//x,"[""1"", ""0""]",1 | line 2: the answer '1' names 2 of
 a.jsonl | {Q, "solution": "def double(x):\n    return 2 * x"} | line 1: .* long text or a sentence
@@ -468,7 +479,7 @@ def test_any_data_set_of_the_hub_and_any_folder_can_be_named(hub, tmp_path):
     assert load("openai/gsm8k").name == "gsm8k"
     folder = tmp_path / "folder"
     write(folder / "test" / "train.jsonl", records(40))  # the last word of a path decides
-    write(folder / "test" / "val.jsonl", records(10, start=100))
+    write(folder / "test" / "eval2.jsonl", records(10, start=100))
     source = load(f"{folder},subset=test")
     assert len(source.train + source.validation) == 40
     by_its_word = load_evaluation(str(folder), 10).validation

@@ -195,7 +195,8 @@ def test_lines_that_cannot_be_read_are_left_out_and_told_if_they_are_few():
 
 def test_where_chooses_records():
     content = bytes_of(typed())
-    assert "from the eval records" in read(content).notes[0]
+    for name in (b"type", b"stage"):
+        assert "from the eval records" in read(content.replace(b"type", name)).notes[0]
     rollouts = read(content, where="type=rollout", y="answer_accuracy")
     assert set(rollouts.y) == {0.5} and "measured in training" in rollouts.notes[1]
     assert "eval, rollout" in refusal(content, where="type=evil")
@@ -215,6 +216,8 @@ acc: best_acc acc_std acc_max loss_acc
 val-core/gsm8k/acc/mean@8: val-core/gsm8k/acc/best@8/mean val-core/gsm8k/reward/mean@8
 evalAccuracy: reward
 val/test_score/gsm8k: critic/score/mean
+val-core/math_dapo/acc/mean@32: critic/score/mean val-aux/math_dapo/acc/mean@32
+val-core/a/MATH-b/reward/mean@1: val-core/a/MATH-b/reward/best@4/mean
 eval/avg@16: eval/pass@8
 sampled_pass_at_1: parseable_rate truncation_rate
 eval/default_pass1: eval/default_pass8 train/reward
@@ -267,8 +270,10 @@ def test_each_source_of_problems_has_its_own_number_of_answers():
 
 
 def test_the_best_compute_that_rises_is_taken():
-    for name in "train_flops eflops gpu_hours num_tokens iteration Timestep".split():
-        renamed = [record | {name: record.pop("step")} for record in of_each("acc")]
+    of_a_step = {"timing_s/step": 1}
+    for name in "train_flops eflops gpu_hours num_tokens _step iteration Timestep".split():
+        records = of_each("acc", **of_a_step)
+        renamed = [record | {name: record.pop("step")} for record in records]
         assert read(renamed).x_name == name
     rows = [record | {"num_tokens": 100 + record["step"] % 3} for record in of_each("acc")]
     rows[0]["flops"] = 1
@@ -329,6 +334,7 @@ BROKEN = {
     "no column in [0, 1] is named": b"step,acc",
     "could not convert string to float: '42%'": [("step", "acc"), (1, "42%")],
     "more values than columns: mend ['1', '000', ['0.4']]": b"step,acc\n1,000,0.4\n",
+    "two columns have one name: rename one": b"step,acc,acc\n1,0.1,0.2\n",
     "no column is named like compute": [{"mine": step, "acc": rate} for step, rate in CURVE],
     "Expecting ',' delimiter": trl()[:-200],
     "neither JSON, nor verl's console, nor a table": b"| epoch | 0.1 |\nstep=1 acc=.5\n",

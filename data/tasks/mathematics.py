@@ -53,15 +53,19 @@ NAMES = r"""(?xi) ^
 NO_LETTERS = r'(?x) "[^"]*" | \.0+\b | \\frac | [\s(){}[\]/*]'
 
 # What a worked solution says before its answer, and what ends the answer.
-SAYS_ANSWER = r"(?i)####|(?:\b(?:the|final|correct)\s+answer\s+is\b|\banswer\b[\s*]*[:=])[\s*:]*"
+SAYS_ANSWER = r"""(?xi) \#{4} (?= [^\n]* \s* \Z )      # not the heading of a step
+    | (?: \b (?:the|final|correct) \s+ answer \s+ is \b | \b (?:ans|answer) \b [\s*]* [:=] ) [\s*:]*
+    | <answer> | 答案 [:：]"""
 # A full stop, but not behind Dr or an initial; or what gives a reason.
 ENDS_ANSWER = r"""(?x) (?<! \b[A-Z] ) (?<! \b[A-Z][a-z] ) (?<! \bMrs ) \. (?= \s+[A-Z] | \s*$ )
-    | (?<= ^[A-Z] ) \. (?= \s+[A-Z][a-z] | \s*$ ) | \n | ,?[ ](?: since | because | as | so )\b"""
+    | (?<= ^[A-Z] ) \. (?= \s+[A-Z][a-z] | \s*$ ) | \n | ,?[ ](?: since | because | as | so )\b
+    | </answer>"""
 # A sentence: four words and a full stop, or two words and one of these; or what stands for none; a
 # box that does not close; or a program.
 PROSE = r"""(?xis) ^ (?: (?= .* \b(?:is|are|was|were|has|have|we|it|he|she|they)\b )
     (?: .*? \b[^\W\d_]{2,}\b ){2} | (?= .* [.!?] \s* $ ) (?: .*? \b[^\W\d_]{2,}\b ){4}
-    | \s* (?: proof | not[ ]?found ) \s* $ | .* \\boxed | .* ``` | (?: def | import )[ ] )"""
+    | \s* (?: proof | not[ ]?found ) \s* $ | .* \\boxed | .* ```
+    | (?: def | import )[ ] | (?: therefore | hence | thus )\b )"""
 
 # Behind the letter of a choice: another letter, or a word that takes it back.
 HEDGED = r"""(?x) (?<![A-Za-z\\]) [A-Z] (?![A-Za-z])
@@ -122,6 +126,7 @@ def problem(text: str, answer: str, instruction: str | None = None) -> Problem:
     """A problem with this text. The answer may be a bare one, or a worked solution that says it: in
     its last \\boxed{} (MATH), or behind the last `####` (GSM8K), `The answer is` or `Answer:`.
     Raises NoAnswer for another sentence, and ValueError for an empty answer."""
+    answer = after_thinking(answer)
     boxed, (*before, last) = last_boxed(answer), re.split(SAYS_ANSWER, answer)
     says = before and last_boxed(last) is None
     sentence = answer  # if it is one, no reply repeats it
@@ -291,17 +296,30 @@ def may_use(wanted, given):
 
 def meaning(tree):
     """The tree with x = 5 as a named 5, and x > 2 as a named interval, also in lists; x < 1 or
-    x > 2 as a union, and x = 1, y = 2 as a pair."""
+    x > 2 as a union."""
     if tree.kind == "relation":
         return meaning_of_relation(tree)
     if tree.kind not in ("list", r"\{\}"):
         return tree
     items = tuple(map(meaning, tree.parts))
-    named = [item for item in items if item.kind == "named"]
-    if len({item.value for item in named}) > 1:
-        return Tree("()", tuple(items_of(item, "named")[0] for item in items))
-    kind = r"\cup" if any(item.form for item in named) else tree.kind
-    return Tree(kind, items)
+    has_intervals = any(item.kind == "named" and item.form for item in items)
+    return Tree(r"\cup" if has_intervals and not names_of(items) else tree.kind, items)
+
+
+def names_of(items) -> set:
+    """The names of values such as x = 1, y = 2; none if all have one, as x_1 and x_2 have."""
+    names = {item.value.value or item.value for item in items if item.kind == "named"}
+    return names if len({str(name).partition("_")[0] for name in names}) > 1 else set()
+
+
+def as_tuple(tree):
+    """y = 2, x = 1 as (1, 2); x, y and z in their order, other names as they come. Other trees as
+    they are."""
+    items = [*items_of(tree, "list")]
+    names = names_of(items)
+    if names and names <= {*"xyz"}:
+        items.sort(key=lambda item: item.value.value)
+    return Tree("()", tuple(items_of(item, "named")[0] for item in items)) if names else tree
 
 
 def meaning_of_equation(equation):
@@ -354,9 +372,12 @@ def same(wanted, given):
     a value cannot be computed."""
     if wanted == given:
         return True
+    have_names = [bool(names_of(tree.parts)) for tree in (wanted, given)]
+    if any(have_names) and not all(have_names):
+        wanted, given = as_tuple(wanted), as_tuple(given)
     kinds = {wanted.kind, given.kind}
     if "relation" in kinds or kinds == {"named"} and wanted.value != given.value:
-        return same_equation(wanted, given)
+        return not (wanted.form or given.form) and same_equation(wanted, given)
     if "named" in kinds:
         return same(*items_of(wanted, "named"), *items_of(given, "named"))
     for group in (["list", r"\{\}"], [r"\cup"]):
