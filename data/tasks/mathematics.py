@@ -296,30 +296,20 @@ def may_use(wanted, given):
 
 def meaning(tree):
     """The tree with x = 5 as a named 5, and x > 2 as a named interval, also in lists; x < 1 or
-    x > 2 as a union."""
+    x > 2 as a union; y = 2, x = 1 as the pair (1, 2), and x_1 = 2, x_2 = 1 as a list."""
     if tree.kind == "relation":
         return meaning_of_relation(tree)
     if tree.kind not in ("list", r"\{\}"):
         return tree
-    items = tuple(map(meaning, tree.parts))
-    has_intervals = any(item.kind == "named" and item.form for item in items)
-    return Tree(r"\cup" if has_intervals and not names_of(items) else tree.kind, items)
-
-
-def names_of(items) -> set:
-    """The names of values such as x = 1, y = 2; none if all have one, as x_1 and x_2 have."""
-    names = {item.value.value or item.value for item in items if item.kind == "named"}
-    return names if len({str(name).partition("_")[0] for name in names}) > 1 else set()
-
-
-def as_tuple(tree):
-    """y = 2, x = 1 as (1, 2); x, y and z in their order, other names as they come. Other trees as
-    they are."""
-    items = [*items_of(tree, "list")]
-    names = names_of(items)
-    if names and names <= {*"xyz"}:
-        items.sort(key=lambda item: item.value.value)
-    return Tree("()", tuple(items_of(item, "named")[0] for item in items)) if names else tree
+    items = [*map(meaning, tree.parts)]
+    named = [item for item in items if item.kind == "named"]
+    names = {str(item.value.value or item.value).partition("_")[0] for item in named}
+    if len(names) > 1:
+        if names <= {*"abcxyz"}:  # in their order, and others as they come
+            items.sort(key=lambda item: item.value.value)
+        return Tree("()", tuple(items_of(item, "named")[0] for item in items))
+    kind = r"\cup" if any(item.form for item in named) else tree.kind
+    return Tree(kind, tuple(items))
 
 
 def meaning_of_equation(equation):
@@ -372,12 +362,9 @@ def same(wanted, given):
     a value cannot be computed."""
     if wanted == given:
         return True
-    have_names = [bool(names_of(tree.parts)) for tree in (wanted, given)]
-    if any(have_names) and not all(have_names):
-        wanted, given = as_tuple(wanted), as_tuple(given)
     kinds = {wanted.kind, given.kind}
     if "relation" in kinds or kinds == {"named"} and wanted.value != given.value:
-        return not (wanted.form or given.form) and same_equation(wanted, given)
+        return same_equation(wanted, given)
     if "named" in kinds:
         return same(*items_of(wanted, "named"), *items_of(given, "named"))
     for group in (["list", r"\{\}"], [r"\cup"]):
