@@ -36,6 +36,9 @@ Axis = Literal[
 ]  # fmt: skip
 
 
+LengthControl = Literal["interruption", "penalty"]
+
+
 def part(default, help: str, **others):
     """A field of `Recipe`. help: what --help says of its flag. others: `names`, a function that
     returns the table of its values; `least`, its least value, if that is not above 0."""
@@ -73,12 +76,10 @@ class Recipe:
         "with fewer left than this, all solved prompts come again (not in the paper); 0: never",
         least=0,
     )
-    length_control: Literal["interruption", "penalty"] = part(
-        "interruption", "cut thinking short, or pay for length"
-    )
-    eps_max: float = part(
-        5.0,
-        "cispo: the cap of the importance ratio (4, 5 and 8 did the same in the paper; 2 is TIS)",
+    length_control: LengthControl = part("interruption", "cut thinking short, or pay for length")
+    eps_max: float | None = part(
+        None,
+        "cap of the ratio; by default cispo 5 (4, 5 and 8 did the same in the paper; 2 is TIS)",
     )
     eps_low: float | None = part(
         None, "lower clip; by default dapo 0.2, grpo 0.2, gspo 0.004", least=0
@@ -234,7 +235,7 @@ def interrupt_or_truncate(length_control: str, sampled, closed_at, thinking_budg
     budget of its own, counted from the end of thinking, so that late thinking still has room to
     answer. penalty: nothing is forced; the two budgets are one.
     """
-    if length_control == "penalty":
+    if length_control != "interruption":
         never = sampled < 0
         return never, sampled >= thinking_budget + answer_budget
     thinks = closed_at < 0
@@ -560,7 +561,7 @@ def dppo(inputs: LossInputs):
 
 # fmt: off
 LOSSES = {
-    "cispo": Loss(cispo, "sg(min(rho, eps_max)) A log pi_train", {"eps_max": Recipe.eps_max}),
+    "cispo": Loss(cispo, "sg(min(rho, eps_max)) A log pi_train", {"eps_max": 5.0}),
     "dapo": Loss(clipped_ratio, "min(rho A, clip(rho, 1 - eps_low, 1 + eps_high) A)",
                  {"eps_low": 0.2, "eps_high": 0.26}),
     "grpo": Loss(clipped_ratio, "min(rho A, clip(rho, 1 - eps_low, 1 + eps_high) A)",

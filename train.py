@@ -92,7 +92,8 @@ def main(settings: Settings, sources: list[Source] | None = None) -> int:
 
 
 def make_optimizer(settings: Settings, policy: Policy) -> torch.optim.Optimizer:
-    """The optimizer, here alone: any of torch.optim trains, and goes on from a checkpoint."""
+    """The optimizer, here alone. Those of torch.optim without a closure train, and go on from a
+    checkpoint; where FSDP shards, those that treat each number alone."""
     return torch.optim.AdamW(
         [parameter for parameter in policy.parameters() if parameter.requires_grad],
         lr=settings.learning_rate,

@@ -198,9 +198,9 @@ def make_requests(
     validation: bool = False,
 ) -> list[Request]:
     """Requests for the completions of one prompt. Each has its own noise, and its own thinking
-    budget in this range. With the length penalty all have the largest budget."""
+    budget in this range. Without interruptions all have the largest budget."""
     low, high = thinking_budget
-    if decoding.length_control == "penalty":
+    if decoding.length_control != "interruption":
         low = high
     # numpy ignores zeros at the end of a seed. The 1 makes the budgets' seed differ from every seed
     # of noise.

@@ -230,9 +230,7 @@ class GenerateCommand(Sampling):
     show: int = option(
         2, "with --evaluate: print so many right, partly right and wrong completions", least=0
     )
-    length_control: Literal["interruption", "penalty"] = option(
-        "interruption", "penalty: nothing is interrupted"
-    )
+    length_control: loss.LengthControl = option("interruption", "penalty: nothing is interrupted")
     log: Path | None = option(
         None,
         "a JSONL file that figures are added to; of a checkpoint with its step and compute, which"

@@ -313,4 +313,3 @@ def test_a_ratio_beyond_all_numbers_that_is_cut_has_a_finite_gradient(name, adva
     value.backward()
     assert value.isfinite()
     assert logprobs.grad.isfinite().all()
-    assert logprobs.grad[1].abs().min() > 0

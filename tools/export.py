@@ -29,6 +29,7 @@ TABLE = """\
 | optimizer | new moments; the warmup begins at 0 |
 | `--lora-rank` | its adapters are merged; all parameters are trained, at 1/{factor:g} of the run's rate |
 | held-out problems | `eval_pass_rate` in `trl/trainer_state.json` |
+| other parts, of a fork of ours | not known here |
 """  # noqa: E501
 SCRIPT = '''"""The run {run.name} goes on in TRL 1.16.0.
 
@@ -52,7 +53,7 @@ OPTIONS = {loss} | {{
     "scale_rewards": "none",
     "off_policy_mask_threshold": {mask},
     "vllm_importance_sampling_mode": "token_truncate",
-    "vllm_importance_sampling_clip_max": {recipe.eps_max},
+    "vllm_importance_sampling_clip_max": {cap},
     "cast_lm_head_to_fp32": bool({recipe.fp32_logits!r}),
     "model_init_kwargs": {{"dtype": "float32"}},
     "bf16": False,
@@ -128,6 +129,7 @@ def main(arguments: list[str]) -> int:
         rate=settings.learning_rate / factor,
         batches=k if kind == "ppo" else 1,
         loss=loss_options(recipe),
+        cap=loss.constants(recipe).get("eps_max", 5.0),
         mask=loss.MASK_DELTA if recipe.mask_sequences else None,
     )
     write_whole(run / "on_trl.py", script)
