@@ -5,7 +5,7 @@ import contextlib
 import functools
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -243,6 +243,16 @@ def refuse_too_long(model: PreTrainedModel, longest: int, advice: str = "") -> N
     )
     refuse(
         longest > limit, f"the model holds {limit} tokens, and not {longest}: {advice or budgets}"
+    )
+
+
+def refuse_unknown_tokens(model: PreTrainedModel, ids: Iterable[int]) -> None:
+    """ValueError if a token has no embedding."""
+    known, last = model.get_input_embeddings().num_embeddings, max(ids)
+    refuse(
+        last >= known,
+        f"--model: its tokenizer has the token {last}, and the model has embeddings for {known}"
+        " tokens: resize_token_embeddings of transformers adds some",
     )
 
 

@@ -17,6 +17,7 @@ worker sends is ever unpickled.
 
 import contextlib
 import ctypes
+import errno
 import importlib
 import json
 import math
@@ -45,6 +46,8 @@ DETAIL = 500  # characters of a reason that are kept
 TRACEBACK = 2000  # characters of the end of a traceback that are kept
 
 PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
+# The numbers of errors that no completion has made: a full disk, too many files or processes.
+OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EAGAIN)
 
 Items = list[tuple[Hashable, Problem, str]]  # keys, problems and completions
 
@@ -56,7 +59,7 @@ class Verdict:
     # As its task says: 1 if it is right, less if it is wrong or right in part; 0 without a verdict.
     score: float
     # Why there is no verdict: time limit, memory, error or died. A task that raises on a text is no
-    # failure: the text is wrong.
+    # failure: the text is wrong. But a full disk is one.
     failure: str | None = None
     # Of a failure: the error, the signal or the exit status. Without one: the traceback, if the
     # task has raised.
@@ -356,12 +359,14 @@ def score_of(task: ModuleType, problem: Problem, completion: str) -> float:
 
 def judgement(task: ModuleType, problem: Problem, completion: str) -> tuple[float, str | None, str]:
     """Score, failure and detail of a completion, as in `Verdict`. If the task raises, or returns no
-    score, the completion is wrong."""
+    score, the completion is wrong, unless the machine lacks something."""
     try:
         return score_of(task, problem, completion), None, ""
     except MemoryError:
         return 0.0, "memory", ""
-    except BaseException:  # SystemExit too
+    except BaseException as error:  # SystemExit too
+        if getattr(error, "errno", None) in OF_THE_MACHINE:
+            return 0.0, "error", repr(error)[:DETAIL]
         return 0.0, None, traceback.format_exc()[-TRACEBACK:]
 
 

@@ -33,6 +33,7 @@ from core.model import (
     recurrent,
     refuse_prompts,
     refuse_too_long,
+    refuse_unknown_tokens,
 )
 from core.policy import Policy
 from core.rollouts import Batch, Group, Rollout, SharedParameters
@@ -201,6 +202,7 @@ def make_prompts(
     refuse_prompts(tokenizer, problems, settings)
     first = problems[0]
     reply, ids = first.answer, prompt_ids(tokenizer, first, settings)
+    refuse_unknown_tokens(model, [*ids, *decoding.phrase, *decoding.eos])
     ends = " or ".join(repr(tokenizer.decode([token])) for token in decoding.eos)
     say(f"The first prompt, as the model gets it: {tokenizer.decode(ids)!r}")
     if first.task.endswith("mathematics"):

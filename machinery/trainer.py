@@ -80,13 +80,16 @@ def parts_of(model: PreTrainedModel) -> Iterator[Module]:
 
 def shard(policy: Policy, settings: Settings) -> None:
     """FSDP2 over all ranks, also if there is only one. A part of the trunk is gathered in its dtype
-    when it is called, and freed after that; gradients are summed in fp32. The head, and an
-    embedding tied to it, stay in fp32. What --lora-rank freezes is kept in the trunk's dtype: it
-    gets no update that could be too small for it."""
+    when it is called, and freed after that; gradients are summed in fp32. What a layer gets is not
+    cast: some families rotate in fp32. The head, and an embedding tied to it, stay in fp32. What
+    --lora-rank freezes is kept in the trunk's dtype: it gets no update that could be too small for
+    it."""
     kind = policy.device.type
     mesh = init_device_mesh(kind, (dist.get_world_size(),))
     dtype = trunk_dtype(settings, kind)
-    precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    precision = MixedPrecisionPolicy(
+        param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
+    )
     head = policy.model.get_output_embeddings().weight
     for part in parts_of(policy.model):
         parameters = list(part.parameters())
@@ -99,7 +102,7 @@ def shard(policy: Policy, settings: Settings) -> None:
         if policy.model.get_decoder() not in (other, policy.model.base_model):
             fully_shard(other, mesh=mesh)
     fully_shard(policy, mesh=mesh)
-    # An embedding in fp32 makes the mask so too, which FSDP would cast anew for each layer.
+    # The embedding may be in fp32; what comes after it, and the mask, are not.
     embedding = policy.model.get_input_embeddings()
     embedding.register_forward_hook(lambda _, __, output: output.to(dtype))
 

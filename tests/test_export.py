@@ -42,7 +42,8 @@ def exported(tmp_path, recipe=None) -> dict:
 
 
 def test_the_options_and_the_table_are_those_of_the_recipe(tmp_path, capsys):
-    options = exported(tmp_path)
+    (odd := tmp_path / 'a"b').mkdir()
+    options = exported(odd)
     assert options["loss_type"] == "cispo" and options["epsilon_high"] == 5
     assert options["learning_rate"] == 1e-3 and "| pipeline-8 |" in capsys.readouterr().out
     options = exported(tmp_path, replace(BASE, asynchrony="ppo-4"))

@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from core.check import refuse_wrong_logprobs
 from core.engine import sample_all
 from core.lora import merged
-from core.model import attention_on_gpu, load_model, recurrent
+from core.model import attention_on_gpu, load_model, put_on_device, recurrent
 from core.policy import Policy, micro_batches
 from core.rollouts import Request
 from core.settings import Settings
@@ -25,6 +25,7 @@ from core.torch_engine import TorchEngine
 from docs.make_base import make_tokenizer
 from machinery.measures import attention_widths, matmul_parameters
 from machinery.run import settings_of_the_run
+from machinery.trainer import make_policy, numerics_mismatch
 
 TABLE = json.loads((Path(__file__).parent / "families.json").read_text())
 # One of each kind; the others take a minute.
@@ -105,6 +106,19 @@ def test_engine_and_trainer_compute_what_the_stock_model_does(family, tmp_path):
         for name, gradient in gradients(model, found).items():
             error = (gradient - expected[name]).norm()
             assert error < 1e-3 * (expected[name].norm() + 1e-3), name
+
+
+def test_in_bf16_the_trainer_keeps_in_fp32_what_the_generator_does(group_of_one):
+    """Here it is the rotation. FSDP could cast what a layer gets, and the mismatch was .011 then; a
+    processor that rounds by shape (AMX) makes some 1e-4."""
+    model = random_model("olmo3")
+    sampler = copy.deepcopy(model)
+    put_on_device(sampler, CPU, torch.bfloat16, True)
+    wanted = [Request(i, 0, [6 + i, 7], 30, (i,)) for i in range(12)]
+    rollouts = sample_all(TorchEngine(sampler, decoding(eos=(2, 3)), slots=5), wanted)
+    settings = Settings(dtype="bfloat16", share_prompts=False)
+    policy = make_policy(settings, model, CPU)
+    assert numerics_mismatch(policy, rollouts, settings)["mismatch_mean"] < 2e-3
 
 
 # --- the check at loading -------------------------------------------------------------------------

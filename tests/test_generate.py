@@ -43,6 +43,7 @@ from core.model import (
     quoted,
     refuse_prompts,
     refuse_too_long,
+    refuse_unknown_tokens,
 )
 from core.rollouts import Report, Request, Rollout, SharedParameters, given_rollout
 from core.settings import Sampling, model_path, parse, read_sources
@@ -300,6 +301,7 @@ chat | "{{ raise_exception('no') }}" | template cannot be used \(TemplateError: 
 chat | "<think>" | drops the prompt: two have the same tokens
 flags | {"end_of_thinking": "12"} | wants exactly one
 flags | {"interruption_phrase": ""} | does not close thinking
+ids | [18, 19] | the token 19, and the model has embeddings for 19 tokens
 prompts | "1 + 1=" | no tokens for a part of the prompt .*<unk>
 """
 
@@ -313,7 +315,8 @@ def test_a_model_that_cannot_be_used_is_refused_in_one_sentence(
     if file.endswith(".json"):
         rewrite(folder / file, **changes)
     with pytest.raises(ValueError, match=message) as refused:
-        load_model(str(folder))
+        model = load_model(str(folder))
+        refuse_unknown_tokens(model, changes if file == "ids" else [18])
         tokenizer = load_tokenizer(str(folder))
         if file == "chat":
             tokenizer.chat_template = changes

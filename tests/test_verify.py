@@ -81,6 +81,7 @@ actions = {
     "detach, then right": lambda marker: detached(marker) or True,
     "detach, then hang": lambda marker: detached(marker) or time.sleep(600),
     "detach, then die": lambda marker: detached(marker) or os._exit(3), "last words": last_words,
+    "full disk": lambda _: os.write(os.open("/dev/full", os.O_WRONLY), b"x"),
 }
 '''
 
@@ -153,6 +154,7 @@ look for torch   | 1    | None       |
 loop             | 0    | time limit |
 sleep            | 0    | time limit |
 two thirds       | 0.67 | None       |
+full disk        | 0    | error      | No space left on device
 """.replace("LINE", str(HOSTILE_TASK.split("1 / 0")[0].count("\n") + 1))
 
 

@@ -31,10 +31,10 @@ TABLE = """\
 | held-out problems | `eval_pass_rate` in `trl/trainer_state.json` |
 | other parts, of a fork of ours | not known here |
 """  # noqa: E501
-SCRIPT = '''"""The run {run.name} goes on in TRL 1.16.0.
+SCRIPT = '''"""A run goes on in TRL 1.16.0.
 
-    python {run}/on_trl.py          # each option of TRL's GRPOConfig is a flag: --max_steps 40
-    accelerate launch --num_processes 8 {run}/on_trl.py --bf16 True --use_vllm True
+    python on_trl.py          # each option of TRL's GRPOConfig is a flag: --max_steps 40
+    accelerate launch --num_processes 8 on_trl.py --bf16 True --use_vllm True
 
 {table}"""
 
@@ -42,7 +42,7 @@ import os
 import sys
 from math import inf
 
-sys.path.insert(0, "{project}")  # loss.py, data/ and all that they need
+sys.path.insert(0, {project!r})  # loss.py, data/ and all that they need
 
 from tools.on_trl import make_trainer
 
@@ -81,11 +81,11 @@ OPTIONS = {loss} | {{
     "save_steps": {settings.checkpoint_every},
     "logging_steps": 1,
     "seed": {settings.seed},
-    "output_dir": "{run}/trl",
+    "output_dir": {run!r} + "/trl",
 }}
 
 if __name__ == "__main__":
-    trainer = make_trainer("{run}", "{model}", OPTIONS)
+    trainer = make_trainer({run!r}, {model!r}, OPTIONS)
     trainer.train(resume_from_checkpoint=trainer.args.resume_from_checkpoint)
     trainer.save_model()
     trainer.save_state()
@@ -120,9 +120,9 @@ def main(arguments: list[str]) -> int:
     factor = rate_factor(settings.lora_rank, settings.defaults)
     table = TABLE.format(recipe=recipe, factor=factor)
     script = SCRIPT.format(
-        run=run,
-        project=ROOT,
-        model=model,
+        run=str(run),
+        project=str(ROOT),
+        model=str(model),
         settings=settings,
         recipe=recipe,
         table=table,
