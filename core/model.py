@@ -238,8 +238,7 @@ def refuse_too_long(model: PreTrainedModel, longest: int, advice: str = "") -> N
         limit = rope["original_max_position_embeddings"]
     budgets = (
         "the budgets for prompt, thinking, interruption and answer add up to that; lower"
-        " --thinking-budget or --prompt-budget, or take a larger --model (small budgets: --defaults"
-        " toy)"
+        " --thinking-budget, --answer-budget or --prompt-budget, or take a larger --model"
     )
     refuse(
         longest > limit, f"the model holds {limit} tokens, and not {longest}: {advice or budgets}"

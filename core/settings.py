@@ -412,7 +412,7 @@ def read_settings(folder: Path) -> Settings:
         refuse(unknown, f"it has no setting {', '.join(unknown)}")
         return settings
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"{folder}: the folder holds no run of this program ({error})") from None
+        raise ValueError(f"{folder}: the folder holds no run of this program ({error!r})") from None
 
 
 # --- model and data -------------------------------------------------------------------------------

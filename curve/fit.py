@@ -222,8 +222,8 @@ def fit_sigmoid(x, y, r0: str | float = "first", fit_from=0.0, fit_to=np.inf) ->
     parameters = 1 + len(free)
     degrees = len(x) - parameters
     if degrees < 1:
-        found = f"{window.sum()} of {len(window)} validations are fitted"
-        raise ValueError(f"{found}, and a fit needs {window.sum() - degrees + 1}")
+        found = f"{len(x)} of {len(window)} points are fitted"
+        raise ValueError(f"{found}, and a fit needs {parameters + 1}")
     if np.ptp(y) == 0:
         found = f"the pass rate is {y[0]:g} at all {len(y)} points"
         raise ValueError(f"{found}: a constant has no curve to fit")

@@ -244,7 +244,8 @@ def made_problems(spec: Spec, split: str, number: int) -> list[Problem]:
     try:
         signature.bind(split, number, SEED, **arguments)
     except TypeError as error:
-        raise ValueError(f"--data {spec.name}: {error}") from None
+        options = [*signature.parameters][3:]  # behind split, number and seed
+        raise ValueError(f"--data {spec.name}: {error}; its options are {options}") from None
     held_out = getattr(task, "is_held_out", is_held_out)
     distinct = {
         problem.key: problem

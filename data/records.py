@@ -51,7 +51,7 @@ def read_records(path: Path) -> Iterator[tuple[str, dict]]:
             last = place
             yield f"{path}, {place}", flat(record)
     except Exception as error:  # of many kinds: of the encoding, of JSON, CSV or Parquet
-        raise ValueError(f"{path}, after {last}: no record in UTF-8, but {error}") from None
+        raise ValueError(f"{path}, after {last}: no {path.suffix} in UTF-8: {error}") from None
     if last == "its start":
         raise ValueError(f"{path} holds no record: put one problem on each line, or in each row")
 

@@ -97,7 +97,7 @@ def checkpoint_of(folder: Path, step: int | None) -> Path | None:
     if step is None:
         step = max(by_step, default=None)
     elif step not in by_step:
-        raise ValueError(f"--from-step is {step}; {folder} has checkpoints of steps {[*by_step]}")
+        raise ValueError(f"--from-step is {step}: --resume {folder} has steps {[*by_step]}")
     return by_step.get(step)
 
 
@@ -207,7 +207,7 @@ def finished(folder: Path, wanted: Settings) -> bool:
         (each.steps, each.stop_when_gain_below, each.recipe.least_prompts)
         for each in (read_settings(folder), wanted)
     ]
-    return before == now
+    return now[0] <= before[0] and now[1:] == before[1:]
 
 
 # --- temporary files ------------------------------------------------------------------------------

@@ -207,6 +207,10 @@ def make_prompts(
     say(f"The first prompt, as the model gets it: {tokenizer.decode(ids)!r}")
     if first.task.endswith("mathematics"):
         reply = rf"\boxed{{{first.answer}}}"
+    refuse(
+        tokenizer.unk_token_id in tokenizer(reply, add_special_tokens=False).input_ids,
+        f"--model {path}: its tokenizer has no tokens for a part of the answer {reply!r:.200}",
+    )
     say(f"Its answer is {first.answer!r:.200}, and it would have to come as {reply!r:.200}.")
     say(f"A completion ends with {ends}, or after {decoding.longest_completion} tokens.")
     return Prompts(sources, tokenizer, decoding)

@@ -78,7 +78,7 @@ def test_fit_window_degrees_of_freedom_and_source_of_R0():
     assert [fit.describes(C) for C in (104, 105, 390, 391)] == [False, True, True, False]
     assert fit_sigmoid(x, y, 0.25).interval["R0"] == (0.25, 0.25)
     assert [fit_sigmoid(x[:5], y[:5], r0).degrees for r0 in ("first", "free", 0.2)] == [1, 1, 1]
-    with pytest.raises(ValueError, match="4 of 4 .* a fit needs 5"):
+    with pytest.raises(ValueError, match="3 of 4 .* a fit needs 4"):
         fit_sigmoid(x[:4], y[:4])
     late = fit_series(Series("late", x[1:], y[1:]))
     assert "the first point, at 15: --r0 can say" in describe(late, report(late))
@@ -373,12 +373,12 @@ REFUSED = """
 missing.csv | No such file or directory: 'missing.csv'
  | LOGS is missing
 --compare a= b=log.csv | 'a=' names no log
---compare 3.csv 4.csv | 3 of 3 validations are fitted, and a fit needs 5; and 4.csv: pass_rate: 4
+--compare 3.csv 4.csv | 2 of 3 points are fitted, and a fit needs 4; and 4.csv: pass_rate: 3
 log.csv --predict 1e400 | positive and finite
 log.csv --predikt 3 | did you mean --predict?
 log.csv --r0 second | --r0: 'second' is not one of first, free, a number
 log.csv --r0 -1 | R0 = -1
-log.csv --fit-from 1e9 | 0 of 41 validations
+log.csv --fit-from 1e9 | 0 of 41 points
 log.csv --reach 1.2 | --reach 1.2
 --compare log.csv --reach 0.5 | --reach 0.5
 log.csv --plot no/such/folder.png | No such file

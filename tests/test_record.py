@@ -356,7 +356,7 @@ def test_a_fall_is_said_with_the_command_that_goes_on_from_before_it_and_it_does
     started = Mock()
     monkeypatch.setattr(train, "train", started)
     back_to = lambda step: run_train(["--resume", "runs/fallen", "--from-step", str(step)])
-    with pytest.raises(ValueError, match=r"is 3; .* of steps \[52, 55, 56\]"):
+    with pytest.raises(ValueError, match=r"is 3: .* has steps \[52, 55, 56\]"):
         back_to(3)
     with monkeypatch.context() as killed, pytest.raises(ZeroDivisionError):
         killed.setattr(shutil, "rmtree", lambda *_: 1 / 0)

@@ -1,5 +1,6 @@
 """Settings: flags, recipes, defaults, what is refused and how, and how devices are split."""
 
+import json
 import os
 import re
 import sys
@@ -197,6 +198,8 @@ stray | stray
 --data algebra | --data algebra
 --data words.jsonl,problem=problem,answer=answer --prompts-per-step 4 | --model
 --data arithmetic,digits | --data digits
+--data arithmetic,digits=3 | --data digits max_digits
+--data sums.jsonl --defaults toy --instruction= --prompts-per-step 4 | --model \\boxed{
 --prompt-budget 5 | --prompt-budget 5
 --generator-memory 1.5 | --generator-memory 1.5
 --asynchrony sync | --asynchrony sync pipeline-K
@@ -239,8 +242,9 @@ def taken(tmp_path, here, monkeypatch):
         (taken / model).mkdir(parents=True)
     (taken / "log.jsonl").write_text("mine\n")
     (tmp_path / "here").mkdir()
-    words = "".join(f'{{"problem": "Spell word number {i}", "answer": "{i}"}}\n' for i in range(99))
-    (tmp_path / "words.jsonl").write_text(words)
+    for name, text in (("words", "Spell word number {}"), ("sums", "{}+1=")):
+        lines = [json.dumps({"problem": text.format(i), "answer": str(i + 1)}) for i in range(99)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
     monkeypatch.setattr(Feed, "start", lambda *_: pytest.fail("processes were started"))
     monkeypatch.setitem(sys.modules, "wandb", None)  # as if it were not installed
     return taken

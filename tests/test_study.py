@@ -167,7 +167,7 @@ def test_a_run_is_finished_if_it_ended_as_it_is_wanted(tmp_path):
     assert not finished()
     steps.write_lines(folder / "log.jsonl", [{"kind": "end", "step": 120}])
     write_config(folder, parse(before))
-    assert finished()
+    assert finished() and finished("--steps", "20")
     assert not finished("--steps", "300") and not finished("--stop-when-gain-below", "0.01")
     assert not finished("--least-prompts", "9")
     with pytest.raises(ValueError, match=f"{folder} is finished"):

@@ -33,8 +33,8 @@ TABLE = """\
 """  # noqa: E501
 SCRIPT = '''"""A run goes on in TRL 1.16.0.
 
-    python on_trl.py          # each option of TRL's GRPOConfig is a flag: --max_steps 40
-    accelerate launch --num_processes 8 on_trl.py --bf16 True --use_vllm True
+    python runs/NAME/on_trl.py          # each option of TRL's GRPOConfig is a flag: --max_steps 40
+    accelerate launch --num_processes 8 runs/NAME/on_trl.py --bf16 True --use_vllm True
 
 {table}"""
 
