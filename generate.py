@@ -57,9 +57,8 @@ from core.model import (
     marked_text,
     prompt_ids,
     quoted,
+    refuse_misfit,
     refuse_prompts,
-    refuse_too_long,
-    refuse_unknown_tokens,
 )
 from core.rollouts import Rollout, SharedParameters
 from data import Problem
@@ -154,8 +153,7 @@ def load(command: GenerateCommand, completions: int) -> tuple[PreTrainedTokenize
     settings = engine_settings(command, devices, path, decoding)
     settings = replace(settings, slots=min(settings.slots, completions))
     model = load_model(path)
-    refuse_too_long(model, decoding.longest)
-    refuse_unknown_tokens(model, [*decoding.phrase, *decoding.eos])
+    refuse_misfit(model, decoding)
     refuse_wrong_logprobs(model, path, settings.engine == "torch", share_prompts=False)
     engine = make_engine(settings, model)
     if settings.engine == "vllm":  # it is made without parameters

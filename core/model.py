@@ -5,7 +5,7 @@ import contextlib
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -245,9 +245,11 @@ def refuse_too_long(model: PreTrainedModel, longest: int, advice: str = "") -> N
     )
 
 
-def refuse_unknown_tokens(model: PreTrainedModel, ids: Iterable[int]) -> None:
-    """ValueError if a token has no embedding."""
-    known, last = model.get_input_embeddings().num_embeddings, max(ids)
+def refuse_misfit(model: PreTrainedModel, decoding: Decoding) -> None:
+    """ValueError if the budgets exceed the positions of the model, or if a token that ends or
+    interrupts a completion has no embedding."""
+    refuse_too_long(model, decoding.longest)
+    known, last = model.get_input_embeddings().num_embeddings, max(decoding.phrase + decoding.eos)
     refuse(
         last >= known,
         f"--model: its tokenizer has the token {last}, and the model has embeddings for {known}"

@@ -431,10 +431,9 @@ def curve_of(
     of_kind = f", from the {kind} records" if kind else ""
     read = f"read: x = {x}, y = {y}, {len(compute)} points{of_kind}"
     if pass_rate_rank(y, kind)[:1] == (2,):
-        of_validation = [name for name in columns if words_of(name) & VALIDATION]
         notes.append(
             f"! {y} is measured in training, and is no validation: on other problems the run may "
-            f"do otherwise{'; --y may be ' * bool(of_validation)}{', '.join(of_validation)}"
+            "do otherwise"
         )
     if UNSCALED & words_of(y):
         notes.append(

@@ -31,9 +31,8 @@ from core.model import (
     make_decoding,
     prompt_ids,
     recurrent,
+    refuse_misfit,
     refuse_prompts,
-    refuse_too_long,
-    refuse_unknown_tokens,
 )
 from core.policy import Policy
 from core.rollouts import Batch, Group, Rollout, SharedParameters
@@ -198,11 +197,10 @@ def make_prompts(
         tokenizer, settings, recipe.length_control, fp32_logits=recipe.fp32_logits
     )
     refuse_few_problems(settings, sources)
-    refuse_too_long(model, decoding.longest)
+    refuse_misfit(model, decoding)
     refuse_prompts(tokenizer, problems, settings)
     first = problems[0]
     reply, ids = first.answer, prompt_ids(tokenizer, first, settings)
-    refuse_unknown_tokens(model, [*ids, *decoding.phrase, *decoding.eos])
     ends = " or ".join(repr(tokenizer.decode([token])) for token in decoding.eos)
     say(f"The first prompt, as the model gets it: {tokenizer.decode(ids)!r}")
     if first.task.endswith("mathematics"):

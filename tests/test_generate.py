@@ -41,9 +41,9 @@ from core.model import (
     padded,
     prompt_ids,
     quoted,
+    refuse_misfit,
     refuse_prompts,
     refuse_too_long,
-    refuse_unknown_tokens,
 )
 from core.rollouts import Report, Request, Rollout, SharedParameters, given_rollout
 from core.settings import Sampling, model_path, parse, read_sources
@@ -301,7 +301,7 @@ chat | "{{ raise_exception('no') }}" | template cannot be used \(TemplateError: 
 chat | "<think>" | drops the prompt: two have the same tokens
 flags | {"end_of_thinking": "12"} | wants exactly one
 flags | {"interruption_phrase": ""} | does not close thinking
-ids | [18, 19] | the token 19, and the model has embeddings for 19 tokens
+ids | [19] | the token 19, and the model has embeddings for 19 tokens
 prompts | "1 + 1=" | no tokens for a part of the prompt .*<unk>
 """
 
@@ -316,7 +316,7 @@ def test_a_model_that_cannot_be_used_is_refused_in_one_sentence(
         rewrite(folder / file, **changes)
     with pytest.raises(ValueError, match=message) as refused:
         model = load_model(str(folder))
-        refuse_unknown_tokens(model, changes if file == "ids" else [18])
+        refuse_misfit(model, decoding(phrase=tuple(changes if file == "ids" else [18])))
         tokenizer = load_tokenizer(str(folder))
         if file == "chat":
             tokenizer.chat_template = changes
