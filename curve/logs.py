@@ -209,8 +209,9 @@ def table_records(lines: list[str], is_whole: bool) -> list[dict]:
             "neither JSON, nor verl's console, nor a table whose first line names its columns, like"
             f" x,y: {lines[0][:40].strip()!r}"
         )
-    if len({*table.fieldnames}) < len(table.fieldnames):
-        raise ValueError(f"two columns have one name: rename one of {table.fieldnames}")
+    names = [name for name in table.fieldnames if name]
+    if len({*names}) < len(names):
+        raise ValueError(f"two columns have one name: rename one of {', '.join(names)}")
     if records and not is_whole and None in records[-1].values():
         records.pop()
     for record in records:
@@ -289,7 +290,8 @@ def chosen_rows(rows: list[dict], where: str | None) -> tuple[list[dict], str]:
     for column, numbers in columns_of(rows).items():
         groups = {} if numbers else groups_of(rows, column)
         words = set().union(*map(words_of, groups))
-        if column not in KINDS and not (words & VALIDATION and words & TRAINING):
+        says_both = words <= KNOWN and words & VALIDATION and words & TRAINING
+        if column not in KINDS and not says_both:
             continue
         found = [kind for kind in groups if VALIDATION & words_of(kind)]
         if len(found) > 1:
@@ -331,12 +333,9 @@ def pass_rate_rank(name: str, kind: str) -> tuple[int, ...]:
 
 def computes(columns) -> list[str]:
     """The columns of compute, the best name first; timing_s/step is the time of one step."""
-    names = [(name, *name.lower().rpartition("/")) for name in columns]
+    cumulative = [name for name in columns if not re.search("tim(e|ing)[^/]*/step$", name)]
     return [
-        name
-        for known in COMPUTE
-        for name, folder, _, last in names
-        if last == known and not re.search("time|timing", folder)
+        name for known in COMPUTE for name in cumulative if name.rpartition("/")[2].lower() == known
     ]
 
 

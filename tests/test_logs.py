@@ -271,7 +271,7 @@ def test_each_source_of_problems_has_its_own_number_of_answers():
 
 def test_the_best_compute_that_rises_is_taken():
     of_a_step = {"timing_s/step": 1}
-    for name in "train_flops eflops gpu_hours num_tokens _step iteration Timestep".split():
+    for name in "train_flops eflops gpu_hours num_tokens _step time/total_timesteps".split():
         records = of_each("acc", **of_a_step)
         renamed = [record | {name: record.pop("step")} for record in records]
         assert read(renamed).x_name == name
