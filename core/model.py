@@ -5,7 +5,7 @@ import contextlib
 import functools
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -238,18 +238,20 @@ def refuse_too_long(model: PreTrainedModel, longest: int, advice: str = "") -> N
         limit = rope["original_max_position_embeddings"]
     budgets = (
         "the budgets for prompt, thinking, interruption and answer add up to that; lower"
-        " --thinking-budget, --answer-budget or --prompt-budget, or take a larger --model"
+        " --thinking-budget, --answer-budget or --prompt-budget, or take a larger --model (small"
+        " budgets: --defaults toy)"
     )
     refuse(
         longest > limit, f"the model holds {limit} tokens, and not {longest}: {advice or budgets}"
     )
 
 
-def refuse_misfit(model: PreTrainedModel, decoding: Decoding) -> None:
-    """ValueError if the budgets exceed the positions of the model, or if a token that ends or
-    interrupts a completion has no embedding."""
+def refuse_misfit(model: PreTrainedModel, decoding: Decoding, ids: Iterable[int] = ()) -> None:
+    """ValueError if the budgets exceed the positions of the model, or if one of these tokens, or of
+    those that end or interrupt a completion, has no embedding."""
     refuse_too_long(model, decoding.longest)
-    known, last = model.get_input_embeddings().num_embeddings, max(decoding.phrase + decoding.eos)
+    known = model.get_input_embeddings().num_embeddings
+    last = max([*ids, *decoding.phrase, *decoding.eos])
     refuse(
         last >= known,
         f"--model: its tokenizer has the token {last}, and the model has embeddings for {known}"

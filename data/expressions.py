@@ -140,6 +140,7 @@ UNIT_OF = table(
 # Words behind a number that say that the number alone is not the answer.
 NO_UNIT = set(
     """
+    rejected extraneous false invalid remainder
     not isnt is are was were be if than more less least most fewer wrong incorrect maybe either
     neither nor but plus minus squared cubed factorial mod over choose root to through until between
     about dozen score gross pair couple lakh crore thousand million billion trillion half halves
@@ -268,10 +269,10 @@ CHOICE = r"""(?x) (?: (?i: option | choice | answer ) [ ]? :? [ ]? )?
     (?: \( ([A-Z]) \) | ([A-Z]) (?= [.):] (?:[ ]|$) | $ ) )     # the letter: (D), D. or D alone
     [.):, ]* (.*)"""
 # Letters in the beginning, three in a row somewhere, but none alone beside - or /: these are names.
-# Or words without other signs, such as ABCD; or a date or a range, such as 10-12.
+# Or words without other signs, such as ABCD.
 SENTENCE = r"""(?x) (?= .* [^\W\d_]{3} ) (?! .* (?: \b[a-z][/-] | [/-][a-z]\b ) )
         [^\W\d_] [\w ,.'()/&:!?-]*
-    | [^\W\d_]{2,} | [^\W\d_]+ (?: [ ,]+ [^\W\d_]+ )+ | \d+ (?: -\d+ )+"""
+    | [^\W\d_]{2,} | [^\W\d_]+ (?: [ ,]+ [^\W\d_]+ )+"""
 
 
 @lru_cache
@@ -359,7 +360,7 @@ LEVELS = [*dict.fromkeys(KIND_OF.values())]
 BRACKETS = r"() (] [) [] {} \{\} \matrix\endmatrix".split()
 OPENING = r"( [ { \{ \matrix".split()
 # What `form` leaves out
-UNWRITTEN = {"", *r"number name constant named + * / : list \{\} digits fraction None 1".split()}
+UNWRITTEN = {"", *r"() number name constant named + * / : list \{\} digits fraction None 1".split()}
 GROUPS = "() [] {}".split()  # make no tree around one part
 ARITHMETIC = set("+-*/^")
 # Families of functions. An answer may use all of one if the wanted answer uses one of them.

@@ -63,13 +63,15 @@ LIKELY_COLUMNS = {  # guessed in this order
 # What stands in a cell without a value, as text and in lower case.
 EMPTY = "|[]|{}|nan|none|null|n/a|#n/a|<na>|?".split("|")
 # Of a chat template; messages as a text that is not JSON; or an image.
-TEMPLATE = r"""(?x) <image> | <[|｜][^\s|｜]+[|｜]> | <start_of_turn> | \[INST\] | \#{3}[ ]Response:
-    | \sAssistant:(?=\n|\s*$) | </?think> | ^\[\{'\w+':[ ]'"""
+TEMPLATE = r"""(?x) <image> | <[|｜][^\s|｜]+[|｜]> | <start_of_turn> | \[INST\] | \nAssistant:
+    | (?: \#{3}[ ]Response: | <think> ) \s* $ | ^\[\{'\w+':[ ]'"""
 # Instructions of DAPO, verl and others that data sets have in their problems: our own takes their
 # place.
-INSTRUCTIONS = r"""(?xis) ^ solve[ ]the[ ]following[ ]math[ ]problem[ ]step[ ]by[ ]step\. .*?
-        is[ ]the[ ]answer[ ]to[ ]the[ ]problem\.
-    | remember[ ]to[ ]put[ ]your[ ]answer[ ]on[ ]its[ ]own[ ]line[ ]after[ ]"answer:"\.?
+INSTRUCTIONS = r"""(?xis) ^ solve[ ]the[ ]following[ ]math[ ]problem[ ]step[ ]by[ ]step\.[ ]the
+        [ ]last[ ]line[ ]of[ ]your[ ]response[ ]should[ ]be[ ]of[ ]the[ ]form[ ]answer:[ ]\$answer
+        [ ]\(without[ ]quotes\)[ ]where[ ]\$answer[ ]is[ ]the[ ]answer[ ]to[ ]the[ ]problem\.
+    | remember[ ]to[ ]put[ ]your[ ]answer[ ]on[ ]its[ ]own[ ]line[ ]after[ ]"answer:"
+        (?: ,[ ]and[ ]you[ ]do[ ]not[ ]need[ ]to[ ]use[ ]a[ ]\\boxed[ ]command )? \.?
     | let'?s[ ]think[ ]step[ ]by[ ]step[ ]and[ ]output[ ]the[ ]final[ ]answer[ ]
         (?: after[ ]"\#{4}" | within[ ]\\boxed\{\} )\.?
     | please[ ]reason[ ]step[ ]by[ ]step,?[ ]and[ ]put[ ]your[ ]final[ ]answer[ ]within[ ]
@@ -497,7 +499,7 @@ def letter_of(answer, choices: dict) -> str:
         or (by_index and str(answer) == str(i))
         or (str(answer) == str(choice) and type(answer) in (bool, type(choice)))
     }
-    if not places and str(answer) == str(len(choices)):
+    if not places and type(answer) is int and answer == len(choices):
         raise ValueError(f"choices are counted from 0, and not to {answer}: give letters or texts")
     if len(places) != 1:
         raise mathematics.NoAnswer(

@@ -197,18 +197,18 @@ def make_prompts(
         tokenizer, settings, recipe.length_control, fp32_logits=recipe.fp32_logits
     )
     refuse_few_problems(settings, sources)
-    refuse_misfit(model, decoding)
-    refuse_prompts(tokenizer, problems, settings)
     first = problems[0]
     reply, ids = first.answer, prompt_ids(tokenizer, first, settings)
+    refuse_misfit(model, decoding, ids)
+    refuse_prompts(tokenizer, problems, settings)
     ends = " or ".join(repr(tokenizer.decode([token])) for token in decoding.eos)
     say(f"The first prompt, as the model gets it: {tokenizer.decode(ids)!r}")
     if first.task.endswith("mathematics"):
         reply = rf"\boxed{{{first.answer}}}"
-    refuse(
-        tokenizer.unk_token_id in tokenizer(reply, add_special_tokens=False).input_ids,
-        f"--model {path}: its tokenizer has no tokens for a part of the answer {reply!r:.200}",
-    )
+        refuse(
+            tokenizer.unk_token_id in tokenizer(reply, add_special_tokens=False).input_ids,
+            f"--model {path}: its tokenizer has no tokens for a part of the answer {reply!r:.200}",
+        )
     say(f"Its answer is {first.answer!r:.200}, and it would have to come as {reply!r:.200}.")
     say(f"A completion ends with {ends}, or after {decoding.longest_completion} tokens.")
     return Prompts(sources, tokenizer, decoding)

@@ -179,7 +179,10 @@ a.jsonl | {"prompt": "Q\nPlease reason step by step, and put your final answer w
 a.jsonl | {"prompt": "Solve the following math problem step by step. The last line of your response should be of the form Answer: $Answer (without quotes) where $Answer is the answer to the problem.\n\nQ\n\nRemember to put your answer on its own line after \"Answer:\".", "answer": 7} | Q | 7
 a.jsonl | {Q, "solution": "<think>\\boxed{3}?</think> It is \\boxed{7}"} | Q | 7
 a.jsonl | {Q, "solution": "<think>3?</think><answer>7</answer>"} | Q | 7
-a.jsonl | {Q, "response": "3 + 4 = 7\n答案：7"} | Q | 7
+a.jsonl | {Q, "response": "3 + 4 = 7\n答案：7。"} | Q | 7
+a.jsonl | {Q, "response": "3 + 4 = 7\n#### 7\n---"} | Q | 7
+a.jsonl | {Q, "response": "3 + 4 = 7\n####\n7"} | Q | 7
+a.jsonl | {"prompt": "Q\nRemember to put your answer on its own line after \"Answer:\", and you do not need to use a \\boxed command.", "answer": 7} | Q | 7
 """  # noqa: E501
 
 
@@ -234,8 +237,11 @@ a.jsonl | {"problem": "x", "choices": "A or B", "answer": "A"} | line 1: choices
 a.jsonl | {"problem": "x", "choices": ["3", "4"], "answer": 3} | the answer 3 names 0 of
 a.jsonl | {"problem": "x", "choices": ["3", "4"], "answer": 2} | line 1: choices are counted from 0
 a.jsonl | {"problem": "x", "answer": "#### Step\nAdd.\n#### End\nIt is 7 then."} | cannot be used
+a.jsonl | {"problem": "x", "answer": "#### Answer\n7"} | 1 records cannot be used
+a.jsonl | {"problem": "x", "answer": "<think>It is"} | 1 records cannot be used
+a.jsonl | {"problem": "User: x\nAssistant: y", "answer": "1"} | line 1: .* is no part
 a.jsonl | {"problem": "x", "answer": "Therefore, x = 7."} | 1 records cannot be used
-a.jsonl | {"prompt": "### Response: x", "answer": "1"} | line 1: '### Response:' is no part
+a.jsonl | {"prompt": "x\n### Response:", "answer": "1"} | line 1: '### Response:' is no part
 a.jsonl | {"prompt": "x\n<think>", "answer": "1"} | line 1: '<think>' is no part
 a.jsonl | {"problem": "x", "options": ["3", "4"], "answer": "C"} | the answer 'C' names 0 of
 a.csv | problem,choices,answer//x,"[""1"", ""0""]",1 | line 2: the answer '1' names 2 of

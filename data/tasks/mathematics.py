@@ -53,18 +53,18 @@ NAMES = r"""(?xi) ^
 NO_LETTERS = r'(?x) "[^"]*" | \.0+\b | \\frac | [\s(){}[\]/*]'
 
 # What a worked solution says before its answer, and what ends the answer.
-SAYS_ANSWER = r"""(?xi) \#{4} (?= [^\n]* \s* \Z )      # not the heading of a step
+SAYS_ANSWER = r"""(?xi) \#{4} (?= \s* [^\w\s]* \d | [^\n]* \s* \Z )      # not the heading of a step
     | (?: \b (?:the|final|correct) \s+ answer \s+ is \b | \b (?:ans|answer) \b [\s*]* [:=] ) [\s*:]*
     | <answer> | 答案 [:：]"""
 # A full stop, but not behind Dr or an initial; or what gives a reason.
 ENDS_ANSWER = r"""(?x) (?<! \b[A-Z] ) (?<! \b[A-Z][a-z] ) (?<! \bMrs ) \. (?= \s+[A-Z] | \s*$ )
     | (?<= ^[A-Z] ) \. (?= \s+[A-Z][a-z] | \s*$ ) | \n | ,?[ ](?: since | because | as | so )\b
-    | </answer>"""
+    | </answer> | 。"""
 # A sentence: four words and a full stop, or two words and one of these; or what stands for none; a
 # box that does not close; or a program.
 PROSE = r"""(?xis) ^ (?: (?= .* \b(?:is|are|was|were|has|have|we|it|he|she|they)\b )
     (?: .*? \b[^\W\d_]{2,}\b ){2} | (?= .* [.!?] \s* $ ) (?: .*? \b[^\W\d_]{2,}\b ){4}
-    | \s* (?: proof | not[ ]?found ) \s* $ | .* \\boxed | .* ```
+    | \s* (?: proof | not[ ]?found ) \s* $ | .* (?: \\boxed | ``` | \#{4} )
     | (?: def | import )[ ] | (?: therefore | hence | thus )\b )"""
 
 # Behind the letter of a choice: another letter, or a word that takes it back.
@@ -126,7 +126,7 @@ def problem(text: str, answer: str, instruction: str | None = None) -> Problem:
     """A problem with this text. The answer may be a bare one, or a worked solution that says it: in
     its last \\boxed{} (MATH), or behind the last `####` (GSM8K), `The answer is` or `Answer:`.
     Raises NoAnswer for another sentence, and ValueError for an empty answer."""
-    answer = after_thinking(answer)
+    answer = after_thinking(answer) or answer
     boxed, (*before, last) = last_boxed(answer), re.split(SAYS_ANSWER, answer)
     says = before and last_boxed(last) is None
     sentence = answer  # if it is one, no reply repeats it
@@ -247,6 +247,8 @@ def same_quantity(reference: str, answer: str, text: str) -> bool:
     (wanted, wanted_unit), (given, given_unit) = meanings(reference, answer)
     if not may_use(wanted, given):
         return False
+    if re.fullmatch(r"\d+(-\d+)+", reference) and form(wanted) != form(given):
+        return False  # a date or a range, and no task
     if wanted_unit == given_unit:
         return same(wanted, given)
     if wanted_unit and given_unit or wanted_unit.startswith("base"):
@@ -296,24 +298,35 @@ def may_use(wanted, given):
 
 def meaning(tree):
     """The tree with x = 5 as a named 5, and x > 2 as a named interval, also in lists; x < 1 or
-    x > 2 as a union; y = 2, x = 1 as the pair (1, 2), and x_1 = 2, x_2 = 1 as a list."""
+    x > 2 as a union."""
     if tree.kind == "relation":
         return meaning_of_relation(tree)
     if tree.kind not in ("list", r"\{\}"):
         return tree
-    items = [*map(meaning, tree.parts)]
-    named = [item for item in items if item.kind == "named"]
-    names = {str(item.value.value or item.value).partition("_")[0] for item in named}
-    if len(names) > 1:
-        if names <= {*"abcxyz"}:  # in their order, and others as they come
-            items.sort(key=lambda item: item.value.value)
-        return Tree("()", tuple(items_of(item, "named")[0] for item in items))
-    kind = r"\cup" if any(item.form for item in named) else tree.kind
-    return Tree(kind, tuple(items))
+    tree = tree._replace(parts=tuple(map(meaning, tree.parts)))
+    has_intervals = any(item.kind == "named" and item.form for item in tree.parts)
+    return tree._replace(kind=r"\cup") if has_intervals and len(names_of(tree)) == 1 else tree
+
+
+def names_of(tree) -> set:
+    """The names of the values in a list or a set."""
+    items = items_of(tree, "list", r"\{\}")
+    return {item.value for item in items if item.kind == "named"}
+
+
+def unnamed(tree, other):
+    """x = 1, y = 2 as (1, 2), and x_1 = 1, x_2 = 2 as a list beside a list. Other trees as they
+    are."""
+    names = names_of(tree)
+    if len(names) < 2:
+        return tree
+    alike = len({str(name.value or name).partition("_")[0] for name in names}) == 1
+    kind = "list" if alike and other.kind == "list" else "()"
+    return Tree(kind, tuple(items_of(item, "named")[0] for item in tree.parts))
 
 
 def meaning_of_equation(equation):
-    """x = 6/2 = 3 as a named 3, 2 + 3 = 5 as a 5; others as they are."""
+    """x = 6/2 = 3 as a named 3, 2 + 3 = 5 as a 5, and several names; others as they are."""
     parts = equation.parts
     if not is_name(parts[0]):
         parts = parts[::-1]  # 3 = x
@@ -323,6 +336,9 @@ def meaning_of_equation(equation):
     result = meaning(steps.pop())
     if parts[0].value in letters(result) or not all(same(result, step) for step in steps):
         return equation
+    if name and name.kind == result.kind == "()":  # (x, y) = (1, 2) is x = 1, y = 2
+        pairs = zip(name.parts, result.parts, strict=True)
+        return Tree("list", tuple(Tree("named", (part,), of_part) for of_part, part in pairs))
     return Tree("named", (result,), name) if name else result
 
 
@@ -362,9 +378,11 @@ def same(wanted, given):
     a value cannot be computed."""
     if wanted == given:
         return True
+    if not names_of(wanted) or not names_of(given):  # of both, names are compared
+        wanted, given = unnamed(wanted, given), unnamed(given, wanted)
     kinds = {wanted.kind, given.kind}
     if "relation" in kinds or kinds == {"named"} and wanted.value != given.value:
-        return same_equation(wanted, given)
+        return not (wanted.form or given.form) and same_equation(wanted, given)
     if "named" in kinds:
         return same(*items_of(wanted, "named"), *items_of(given, "named"))
     for group in (["list", r"\{\}"], [r"\cup"]):
