@@ -57,7 +57,17 @@ class VllmEngine(Engine):
             handles = [bytes(ForkingPickler.dumps(parameters)) for _ in range(workers)]
             self.engine.collective_rpc(_open_parameters, args=(handles,))
             self.parameters = parameters
-        self.version = parameters.read(lambda: self.engine.collective_rpc(_reload_parameters))
+
+        def reload() -> None:
+            try:
+                self.engine.collective_rpc(_reload_parameters)
+            except (ValueError, KeyError, AttributeError) as error:
+                raise NoEngine(
+                    f"--engine vllm: vLLM cannot load the parameters of this model ({error!r}):"
+                    " take --engine torch"
+                ) from error
+
+        self.version = parameters.read(reload)
         # A completion without a sampled token has waited for room in vLLM's cache. It is given to
         # vLLM again, with a new salt. With the old one it could hit blocks of its prompt that hold
         # keys and values of older parameters.
@@ -224,8 +234,11 @@ def _open_parameters(worker, handles: list[bytes]) -> None:
 
 def _reload_parameters(worker) -> None:
     parameters = worker.shared_parameters
-    # As a checkpoint without tied weights has them.
-    names = {**parameters.shapes, "lm_head.weight": None}
+    # As a checkpoint without tied weights has them. Some models (Gemma 2) have no other head than
+    # their embedding.
+    names = dict.fromkeys(parameters.shapes)
+    if any("lm_head" in name for name, _ in worker.get_model().named_parameters()):
+        names["lm_head.weight"] = None
     worker.reload_weights(weights_iterator=parameters.on(worker.device, names))
     for layer in worker.get_model().modules():
         # vLLM 0.32 brings experts into the layout of its CPU kernel at their first load, and never
@@ -236,7 +249,8 @@ def _reload_parameters(worker) -> None:
 
 def _keep_head_in_fp32(worker) -> None:
     """Give the head a weight in fp32, as the trainer's. vLLM's head_dtype is of the arithmetic
-    alone: its weight is rounded to bf16, and a head in fp32 on one side only is worse than none."""
+    alone: its weight is rounded to bf16, and a head in fp32 on one side only is worse than none. An
+    embedding that is the head stays so."""
     from vllm.model_executor.layers.logits_processor import LogitsProcessor
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
     from vllm.model_executor.model_loader.reload.layerwise import record_metadata_for_reloading
@@ -250,5 +264,5 @@ def _keep_head_in_fp32(worker) -> None:
                 record_metadata_for_reloading(module)
         if isinstance(module, LogitsProcessor):
             module._apply_head = lambda head, hidden_ND, bias: torch.nn.functional.linear(
-                hidden_ND.float(), head.weight, None if bias is None else bias.float()
+                hidden_ND.float(), head.weight.float(), None if bias is None else bias.float()
             )

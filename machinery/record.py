@@ -201,7 +201,7 @@ class Record:
             apart = (
                 f"generator and trainer differ by {mismatch['mismatch_mean']:.3f} nats a token,"
                 " with the same parameters; the importance ratios measure that and not the policy:"
-                " keep --fp32-logits, or try --dtype float32 or --no-share-prompts"
+                " keep --fp32-logits, or try --engine torch, --dtype float32 or --no-share-prompts"
             )
         if step == 0:
             compute = dict.fromkeys(compute, 0)

@@ -37,7 +37,9 @@ from machinery.trainer import make_policy, numerics_mismatch
 
 # Tokens; of an interrupted completion, what fills no block is computed again.
 BLOCK = {"torch": 1, "vllm": 32 if DEVICE == "cpu" else 16}
-KINDS = "llama llama-grouped-tied qwen3 qwen3-moe deepseek-v3 glm4-moe-lite granite gemma3".split()
+KINDS = """
+    llama llama-grouped-tied qwen3 qwen3-moe deepseek-v3 glm4-moe-lite granite gemma2 gemma3
+""".split()
 slow_vllm = [needs_vllm, pytest.mark.slow]
 over_both = pytest.mark.parametrize("name", ["torch", pytest.param("vllm", marks=slow_vllm)])
 vllm_alone = lambda test: needs_vllm(pytest.mark.slow(test))
@@ -83,7 +85,7 @@ def make(folders):
     [
         *(("torch", kind) for kind in KINDS),
         pytest.param("vllm", "llama", marks=needs_vllm),
-        *(pytest.param("vllm", kind, marks=slow_vllm) for kind in [*KINDS[1:3], *KINDS[-2:]]),
+        *(pytest.param("vllm", kind, marks=slow_vllm) for kind in [*KINDS[1:3], *KINDS[-3:]]),
     ],
 )
 def test_logprobs_match_a_plain_forward_in_any_company(make, name, kind):
@@ -124,7 +126,7 @@ def test_pitfall_1_tokens_are_drawn_from_the_distribution_whose_logprobs_are_rec
 
 
 @over_both
-@pytest.mark.parametrize("kind", ["llama", "llama-grouped-tied", "granite", "gemma3"])
+@pytest.mark.parametrize("kind", ["llama", "llama-grouped-tied", *KINDS[-3:]])
 @pytest.mark.parametrize("fp32_logits", [True, "split", False])
 def test_pitfall_3_generator_and_trainer_agree_over_a_trunk_in_bf16(
     make, name, group_of_one, fp32_logits, kind
