@@ -44,14 +44,12 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
 from core.screen import say
 from core.settings import Settings, devices_here, parse, read_sources
 from curve.flags import errors_as_sentences, run_command
-from machinery.folder import use_temporary_folder
 
 # The flags and the data are read before the slow imports, so that --help and what is wrong with
 # them are answered fast.
 if __name__ == "__main__":
     with errors_as_sentences():
         command = parse(sys.argv[1:], Settings, description=__doc__)
-        use_temporary_folder()
         say("reading the data, the libraries and the model")
         sources = read_sources(command)
     if not command.one_process and "cpu" in devices_here(command)[1]:

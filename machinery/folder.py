@@ -1,5 +1,4 @@
-"""The folder of a run: its name, its lock, its config.json, its checkpoints, its files of lines.
-And the folder of a process for temporary files."""
+"""The folder of a run: its name, its lock, its config.json, its checkpoints, its files of lines."""
 
 import contextlib
 import dataclasses
@@ -9,10 +8,8 @@ import math
 import os
 import platform
 import shutil
-import tempfile
 from collections.abc import Iterator
 from importlib.metadata import version
-from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import TextIO
 
@@ -21,7 +18,6 @@ import safetensors
 import loss
 from core.settings import Settings, read_settings, refuse
 from curve.files import write_whole
-from data.verify import remove
 
 # --- its name, its lock, its settings -------------------------------------------------------------
 
@@ -208,22 +204,3 @@ def finished(folder: Path, wanted: Settings) -> bool:
         for each in (read_settings(folder), wanted)
     ]
     return now[0] <= before[0] and now[1:] == before[1:]
-
-
-# --- temporary files ------------------------------------------------------------------------------
-
-
-def use_temporary_folder() -> None:
-    """From now on this process makes its temporary files in a new folder, which is removed at its
-    end. The process id is in its name. Those of processes that are gone are removed now."""
-    parent = Path(tempfile.gettempdir())
-    for left in parent.glob("scalerl-*-*"):
-        try:
-            os.kill(int(left.name.split("-")[1]), 0)  # only asks whether there is such a process
-        except ProcessLookupError:
-            remove(str(left))
-        except (ValueError, OSError):  # no folder of a run; a process of another user
-            continue
-    tempfile.tempdir = tempfile.mkdtemp(prefix=f"scalerl-{os.getpid()}-")
-    # Python removes its own files there at priority -100.
-    Finalize(None, remove, [tempfile.tempdir], exitpriority=-200)

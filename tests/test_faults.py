@@ -7,7 +7,6 @@ import resource
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from faults import COMPUTED, ROOT, TINY, RealRun, check_log, last_step, log, pro
 
 from core.model import load_model
 from core.settings import read_settings
-from machinery import folder as folder_module
 from machinery.folder import checkpoints, json_lines
 from machinery.ranks import Stop
 
@@ -187,25 +185,6 @@ def test_when_a_rank_dies_or_raises_or_the_disk_is_full_the_run_ends_and_goes_on
     check_log(run.folder, steps, validation_every=8)
     config = read_settings(run.folder)
     assert (config.generators, config.trainers) == (2, 1)
-
-
-def test_temporary_files_of_dead_runs_are_removed_and_no_others(tmp_path, monkeypatch):
-    registered = []
-    monkeypatch.setattr(folder_module, "Finalize", lambda *call, **_: registered.append(call))
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    process = subprocess.Popen(["true"])
-    process.wait()
-    names = ("scalerl-notes", "scalerl-seed0", f"scalerl-{os.getppid()}-abc")
-    others, dead = {tmp_path / name for name in names}, tmp_path / f"scalerl-{process.pid}-abc"
-    for folder in (*others, dead, dead / "closed"):
-        folder.mkdir()
-    (dead / "closed").chmod(0)
-    folder_module.use_temporary_folder()
-    own = Path(tempfile.mkdtemp()).parent
-    assert {*tmp_path.iterdir()} == {*others, own}
-    ((_, remove, folders),) = registered
-    remove(*folders)
-    assert {*tmp_path.iterdir()} == others
 
 
 # --- the user ends it -----------------------------------------------------------------------------
