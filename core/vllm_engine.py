@@ -239,6 +239,8 @@ def _reload_parameters(worker) -> None:
     names = dict.fromkeys(parameters.shapes)
     if any("lm_head" in name for name, _ in worker.get_model().named_parameters()):
         names["lm_head.weight"] = None
+    elif "lm_head.weight" in names:
+        raise ValueError("it takes the embedding for the head")
     worker.reload_weights(weights_iterator=parameters.on(worker.device, names))
     for layer in worker.get_model().modules():
         # vLLM 0.32 brings experts into the layout of its CPU kernel at their first load, and never

@@ -209,9 +209,9 @@ def table_records(lines: list[str], is_whole: bool) -> list[dict]:
             "neither JSON, nor verl's console, nor a table whose first line names its columns, like"
             f" x,y: {lines[0][:40].strip()!r}"
         )
-    names = [name for name in table.fieldnames if name]
-    if len({*names}) < len(names):
-        raise ValueError(f"two columns have one name: rename one of {', '.join(names)}")
+    for name in filter(None, table.fieldnames):
+        if table.fieldnames.count(name) > 1 and pass_rate_rank(name, ""):
+            raise ValueError(f"two columns have one name: rename one {name}")
     if records and not is_whole and None in records[-1].values():
         records.pop()
     for record in records:
@@ -288,9 +288,10 @@ def chosen_rows(rows: list[dict], where: str | None) -> tuple[list[dict], str]:
         rows = groups[value]
     kinds = []
     for column, numbers in columns_of(rows).items():
-        groups = {} if numbers else groups_of(rows, column)
+        groups = {} if numbers and column not in KINDS else groups_of(rows, column)
         words = set().union(*map(words_of, groups))
         says_both = words <= KNOWN and words & VALIDATION and words & TRAINING
+        says_both = says_both and all(column in row for row in rows)
         if column not in KINDS and not says_both:
             continue
         found = [kind for kind in groups if VALIDATION & words_of(kind)]
@@ -333,7 +334,7 @@ def pass_rate_rank(name: str, kind: str) -> tuple[int, ...]:
 
 def computes(columns) -> list[str]:
     """The columns of compute, the best name first; timing_s/step is the time of one step."""
-    cumulative = [name for name in columns if not re.search("tim(e|ing)[^/]*/step$", name)]
+    cumulative = [name for name in columns if not re.search(r"\btim(e|ing)[^/]*/step$", name)]
     return [
         name for known in COMPUTE for name in cumulative if name.rpartition("/")[2].lower() == known
     ]

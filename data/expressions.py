@@ -69,7 +69,7 @@ SPELLING_OF = table(
     \frac␣     \dfrac \tfrac \cfrac \nicefrac \sfrac
     \sqrt␣     √
     \emptyset␣ ∅ \varnothing
-    \ldots␣    \dots \cdots …
+    \ldots␣    \dots \cdots
     \reals␣    ℝ
 
     \pi␣       π
@@ -240,11 +240,10 @@ RULES = {  # a pattern, and what is written instead
     r'"deg" *"?([CF])\b"?': r'"deg \1"',
     # 5% → 5 "%"
     r'(?<!")%': ' "%" ',
-    # 5 (apples) → 5 "apples"
-    r"(?<=\d) \(([a-z ]{3,})\)$": r' "\1"',
-    # 5 apples → 5 "apples"
+    # 5 apples → 5 "apples", and so 5 (apples)
     rf"""(?xi) ^ ( [-\d./]+ (?: e\d+ )? | -?\d*\\frac\{{\d+\}}\{{\d+\}} )
-            [ ]+ ( (?: (?: (?! [a-z]{{3}} ) {KNOWN} | [a-z]{{3,}} ) {POWER} )+ ) $""": r'\1 "\2"',
+            [ ]+ \(? ( (?: (?: (?! [a-z]{{3}} ) {KNOWN} | [a-z]{{3,}} ) {POWER} )+ )
+            \)? $""": r'\1 "\2"',
     # 5\pi cm → 5\pi  "cm"
     rf"""(?xi) (?<! [\\a-z"] ) ( (?: (?=[a-z]{{2}}) {KNOWN} {POWER} )+ ) (?= $ | , )""": r' "\1"',
     # "cm"^2 → "cm^2"

@@ -3,6 +3,7 @@
 import io
 import json
 import sys
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -201,6 +202,8 @@ def test_where_chooses_records():
     assert set(rollouts.y) == {0.5} and "measured in training" in rollouts.notes[1]
     assert "eval, rollout" in refusal(content, where="type=evil")
     assert "there is no 'typ', but grpo_step, reward, type" in refusal(content, where="typ=eval")
+    notes = [{"note": "train"}, {"note": "eval"}]  # of two rows
+    require_curve(read([a | b for a, b in zip_longest(of_each("acc"), notes, fillvalue={})]))
     both = [record | {"split": kind} for record in of_each("acc") for kind in ("val", "test")]
     assert "--where split=val or --where split=test" in refusal(both)
 

@@ -126,7 +126,7 @@ def problem(text: str, answer: str, instruction: str | None = None) -> Problem:
     """A problem with this text. The answer may be a bare one, or a worked solution that says it: in
     its last \\boxed{} (MATH), or behind the last `####` (GSM8K), `The answer is` or `Answer:`.
     Raises NoAnswer for another sentence, and ValueError for an empty answer."""
-    answer = after_thinking(answer) or answer
+    answer = after_thinking(answer).strip() or answer
     boxed, (*before, last) = last_boxed(answer), re.split(SAYS_ANSWER, answer)
     says = before and last_boxed(last) is None
     sentence = answer  # if it is one, no reply repeats it
@@ -305,23 +305,23 @@ def meaning(tree):
         return tree
     tree = tree._replace(parts=tuple(map(meaning, tree.parts)))
     has_intervals = any(item.kind == "named" and item.form for item in tree.parts)
-    return tree._replace(kind=r"\cup") if has_intervals and len(names_of(tree)) == 1 else tree
+    return tree._replace(kind=r"\cup") if has_intervals and len({*names_of(tree)}) == 1 else tree
 
 
-def names_of(tree) -> set:
+def names_of(tree) -> list:
     """The names of the values in a list or a set."""
     items = items_of(tree, "list", r"\{\}")
-    return {item.value for item in items if item.kind == "named"}
+    return [item.value for item in items if item.kind == "named"]
 
 
-def unnamed(tree, other):
+def unnamed(tree, beside_list=False):
     """x = 1, y = 2 as (1, 2), and x_1 = 1, x_2 = 2 as a list beside a list. Other trees as they
     are."""
-    names = names_of(tree)
+    names = {*names_of(tree)}
     if len(names) < 2:
         return tree
     alike = len({str(name.value or name).partition("_")[0] for name in names}) == 1
-    kind = "list" if alike and other.kind == "list" else "()"
+    kind = "list" if alike and beside_list else "()"
     return Tree(kind, tuple(items_of(item, "named")[0] for item in tree.parts))
 
 
@@ -378,11 +378,12 @@ def same(wanted, given):
     a value cannot be computed."""
     if wanted == given:
         return True
-    if not names_of(wanted) or not names_of(given):  # of both, names are compared
-        wanted, given = unnamed(wanted, given), unnamed(given, wanted)
+    names = names_of(wanted), names_of(given)
+    if not all(len({*each}) == len(each) > 1 for each in names):  # else names are compared
+        wanted, given = unnamed(wanted), unnamed(given, wanted.kind == "list")
     kinds = {wanted.kind, given.kind}
     if "relation" in kinds or kinds == {"named"} and wanted.value != given.value:
-        return not (wanted.form or given.form) and same_equation(wanted, given)
+        return same_equation(wanted, given)
     if "named" in kinds:
         return same(*items_of(wanted, "named"), *items_of(given, "named"))
     for group in (["list", r"\{\}"], [r"\cup"]):
@@ -400,7 +401,12 @@ def same_items(wanted, given):
     """Whether two tuples have the same trees, each as often, in any order."""
     given = [*given]
     for item in wanted:
-        alike = [other for other in given if same(item, other)]
+        alike = [
+            other
+            for other in given
+            if not (item.kind == other.kind == "named" and item.value != other.value)
+            and same(item, other)
+        ]
         if not alike:
             return False
         given.remove(alike[0])
