@@ -78,7 +78,9 @@ INSTRUCTIONS = r"""(?xis) ^ solve[ ]the[ ]following[ ]math[ ]problem[ ]step[ ]by
         \\boxed\{\}\.?"""
 # Words in the path of a file, and the part of the data that they say. The last one decides.
 PARTS = {"train": "train", "test": "test"}
-PARTS |= dict.fromkeys("validation valid val dev eval evaluation heldout".split(), "validation")
+PARTS |= dict.fromkeys(
+    "validation valid val dev eval evaluation heldout held".split(), "validation"
+)
 MADE_PROBLEMS = 100_000  # a task makes so many to train on if nothing says how many
 MADE_HELD_OUT = 64  # and so many that are held out
 # The seed of tasks that make their problems: runs with different --seed have the same ones.

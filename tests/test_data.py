@@ -496,7 +496,7 @@ def test_any_data_set_of_the_hub_and_any_folder_can_be_named(hub, tmp_path):
     write(folder / "train" / "a.jsonl", records(40))
     write(folder / "algebra.jsonl", records(40, start=100))
     assert re.search(r"not used is .*algebra\.jsonl", load(str(folder)).notes[-1])
-    write(folder / "valid" / "a.jsonl", [{"instruction": "Add."}] * 3)
+    write(folder / "held_out" / "a.jsonl", [{"instruction": "Add."}] * 3)
     assert "! 3 records of" in load(str(folder)).notes[-1]  # are not held apart
     with pytest.raises(ValueError, match="no file of records below other/"):
         load(f"{folder},subset=other")
