@@ -90,8 +90,10 @@ def gain_of_twice(fit: Fit) -> dict:
     and a "sentence"."""
     later = forecasts(fit, 2 * fit.C_max)
     gain, low, high = np.array([later["forecast"], *later["interval"]]) - fit.end
-    text = f"twice the compute would gain {gain:+.3f} [{low:+.3f}, {high:+.3f}]"
-    text += " over the last three points"
+    text = (
+        f"twice the compute would gain {gain:+.3f} [{low:+.3f}, {high:+.3f}]"
+        " over the last three points"
+    )
     if fit.fell:
         sentence = f"going on: {text} at best, since this run fell, and no forecast foresees a fall"
     elif round(gain, 3) < LITTLE:  # as it is printed

@@ -287,13 +287,10 @@ def chosen_rows(rows: list[dict], where: str | None) -> tuple[list[dict], str]:
         require(value, groups, f"--where {column}")
         rows = groups[value]
     kinds = []
-    for column, numbers in columns_of(rows).items():
-        groups = {} if numbers and column not in KINDS else groups_of(rows, column)
-        words = set().union(*map(words_of, groups))
-        says_both = words <= KNOWN and words & VALIDATION and words & TRAINING
-        says_both = says_both and all(column in row for row in rows)
-        if column not in KINDS and not says_both:
+    for column in columns_of(rows):
+        if not tells_kinds(rows, column):
             continue
+        groups = groups_of(rows, column)
         found = [kind for kind in groups if VALIDATION & words_of(kind)]
         if len(found) > 1:
             raise ValueError(
@@ -304,6 +301,18 @@ def chosen_rows(rows: list[dict], where: str | None) -> tuple[list[dict], str]:
             rows = groups[kind]
         kinds += found or groups
     return rows, " and ".join(kinds)
+
+
+def tells_kinds(rows: list[dict], column: str) -> bool:
+    """Whether a column says of which kind a record is: by its name, or since it has a text in each
+    row, all of known words, with validation and training among them."""
+    if column in KINDS:
+        return True
+    texts = {row.get(column) for row in rows}
+    if not all(isinstance(text, str) for text in texts):
+        return False
+    words = set().union(*map(words_of, texts))
+    return words <= KNOWN and not words.isdisjoint(VALIDATION) and not words.isdisjoint(TRAINING)
 
 
 def words_of(name: str) -> set[str]:

@@ -199,8 +199,6 @@ def finished(folder: Path, wanted: Settings) -> bool:
     lines = json_lines(log) if log.exists() else []
     if not lines or lines[-1]["kind"] != "end":
         return False
-    before, now = [
-        (each.steps, each.stop_when_gain_below, each.recipe.least_prompts)
-        for each in (read_settings(folder), wanted)
-    ]
-    return now[0] <= before[0] and now[1:] == before[1:]
+    before = read_settings(folder)
+    conditions = lambda each: (each.stop_when_gain_below, each.recipe.least_prompts)
+    return wanted.steps <= before.steps and conditions(wanted) == conditions(before)

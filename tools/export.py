@@ -129,7 +129,7 @@ def main(arguments: list[str]) -> int:
         rate=settings.learning_rate / factor,
         batches=k if kind == "ppo" else 1,
         loss=loss_options(recipe),
-        cap=loss.constants(recipe).get("eps_max", 5.0),
+        cap=(loss.LOSSES["cispo"].constants | loss.constants(recipe))["eps_max"],
         mask=loss.MASK_DELTA if recipe.mask_sequences else None,
     )
     write_whole(run / "on_trl.py", script)

@@ -124,8 +124,9 @@ def worded(text: str, instruction: str | None = None) -> str:
 
 def problem(text: str, answer: str, instruction: str | None = None) -> Problem:
     """A problem with this text. The answer may be a bare one, or a worked solution that says it: in
-    its last \\boxed{} (MATH), or behind the last `####` (GSM8K), `The answer is` or `Answer:`.
-    Raises NoAnswer for another sentence, and ValueError for an empty answer."""
+    its last \\boxed{} (MATH), or behind the last `####` (GSM8K), `The answer is` or `Answer:`. What
+    stands before `</think>` says none. Raises NoAnswer for another sentence, and ValueError for an
+    empty answer."""
     answer = after_thinking(answer).strip() or answer
     boxed, (*before, last) = last_boxed(answer), re.split(SAYS_ANSWER, answer)
     says = before and last_boxed(last) is None
@@ -382,7 +383,7 @@ def same(wanted, given):
     if not all(len({*each}) == len(each) > 1 for each in names):  # else names are compared
         wanted, given = unnamed(wanted), unnamed(given, wanted.kind == "list")
     kinds = {wanted.kind, given.kind}
-    if "relation" in kinds or kinds == {"named"} and wanted.value != given.value:
+    if "relation" in kinds or have_other_names(wanted, given):
         return same_equation(wanted, given)
     if "named" in kinds:
         return same(*items_of(wanted, "named"), *items_of(given, "named"))
@@ -397,15 +398,17 @@ def same(wanted, given):
     return all(close(*pair) for pair in values_at_points(wanted, given))
 
 
+def have_other_names(wanted, given):
+    """Whether two trees are values with names that differ."""
+    return wanted.kind == given.kind == "named" and wanted.value != given.value
+
+
 def same_items(wanted, given):
     """Whether two tuples have the same trees, each as often, in any order."""
     given = [*given]
     for item in wanted:
         alike = [
-            other
-            for other in given
-            if not (item.kind == other.kind == "named" and item.value != other.value)
-            and same(item, other)
+            other for other in given if not have_other_names(item, other) and same(item, other)
         ]
         if not alike:
             return False
