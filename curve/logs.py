@@ -209,7 +209,7 @@ def table_records(lines: list[str], is_whole: bool) -> list[dict]:
             "neither JSON, nor verl's console, nor a table whose first line names its columns, like"
             f" x,y: {lines[0][:40].strip()!r}"
         )
-    for name in filter(None, table.fieldnames):
+    for name in table.fieldnames:
         if table.fieldnames.count(name) > 1 and pass_rate_rank(name, ""):
             raise ValueError(f"two columns have one name: rename one {name}")
     if records and not is_whole and None in records[-1].values():
@@ -312,7 +312,7 @@ def tells_kinds(rows: list[dict], column: str) -> bool:
     if not all(isinstance(text, str) for text in texts):
         return False
     words = set().union(*map(words_of, texts))
-    return words <= KNOWN and not words.isdisjoint(VALIDATION) and not words.isdisjoint(TRAINING)
+    return words <= KNOWN and bool(words & VALIDATION and words & TRAINING)
 
 
 def words_of(name: str) -> set[str]:
