@@ -16,6 +16,9 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
+# What belongs to the project, by name: a user's environment, runs and models may lie beside it.
+ROOMS = "benchmarks core curve data docs machinery tests tools".split()
+SOURCES = [*ROOT.glob("*.py"), *(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))]
 TINY = """
     --prompts-per-step 4 --completions-per-prompt 4 --validation-problems 6
     --validation-samples 2 --slots 32 --checkpoint-every 2 --threads 1

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import steps
-from faults import ROOT, apply, log, project
+from faults import ROOMS, ROOT, apply, log, project
 
 from core import policy
 
@@ -114,8 +114,10 @@ def shell(command: str, folder: Path) -> str:
 def clone(tmp_path_factory) -> Path:
     """What a student has after `git clone`."""
     folder = tmp_path_factory.mktemp("clone") / "scalerl"
-    left_out = shutil.ignore_patterns("runs", ".git", "__pycache__", ".venv", ".*_cache")
-    shutil.copytree(ROOT, folder, ignore=left_out)
+    for room in ROOMS:
+        shutil.copytree(ROOT / room, folder / room, ignore=shutil.ignore_patterns("__pycache__"))
+    for file in filter(Path.is_file, ROOT.iterdir()):
+        shutil.copy(file, folder)
     name = "git config user.name student && git config user.email student@example.org"
     shell(f"git init -q && {name} && git add . && git commit -q -m clone", folder)
     return folder

@@ -4,12 +4,11 @@ import re
 import tomllib
 
 import pytest
-from faults import ROOT
+from faults import ROOT, SOURCES
 
 FILES = (*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md")))
 PAGES = {path: path.read_text() for path in FILES}
-CODE = [path for path in ROOT.rglob("*.py") if not {"runs", ".venv"} & {*path.parts}]
-SOURCES = {path: path.read_text() for path in CODE}
+CODE = {path: path.read_text() for path in SOURCES}
 
 
 def anchors(page: str) -> set[str]:
@@ -27,14 +26,14 @@ def test_all_links_exist_and_one_to_a_function_names_its_file(path):
         file = (path.parent / target).resolve() if target else path
         assert file.exists(), f"there is no {target}"
         assert not place or place in anchors(PAGES[file]), f"{target} has no heading #{place}"
-        for name in re.findall(r"`(?!\w+\.py)(?:\w+\.)?(\w+)`", words) if file in SOURCES else ():
-            defined = re.search(rf"(?m)^ *(def|class) {name}\b|^{name} = ", SOURCES[file])
+        for name in re.findall(r"`(?!\w+\.py)(?:\w+\.)?(\w+)`", words) if file in CODE else ():
+            defined = re.search(rf"(?m)^ *(def|class) {name}\b|^{name} = ", CODE[file])
             assert defined, f"{name} is not in {target}"
 
 
 def test_all_flags_that_pages_name_exist():
     """A flag is a field of a dataclass, as `option` gives it its help, or named to argparse."""
-    code = "".join(SOURCES.values())
+    code = "".join(CODE.values())
     fields = re.findall(r"(?m)^    (\w+): [^\n]+=", code)
     known = {f"--{no}{name.replace('_', '-')}" for name in fields for no in ("", "no-")}
     known |= {"--help", "--no", *re.findall(r'"(--[a-z][\w-]*)"', code)}
@@ -45,7 +44,7 @@ def test_all_flags_that_pages_name_exist():
 
 
 def test_all_scripts_pages_and_modules_that_are_named_exist():
-    text = "".join((PAGES | SOURCES).values())
+    text = "".join((PAGES | CODE).values())
     named = {
         *re.findall(r"(?:python (?!runs/)|\b(?=docs/[a-z_-]+\.md))(\w[\w/-]*\.(?:py|md))", text)
     }

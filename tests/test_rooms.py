@@ -3,12 +3,12 @@
 import ast
 import graphlib
 
-from faults import ROOT
+from faults import ROOT, SOURCES
 
 # A room may import itself and rooms of a lower level. The other scripts may import all of these.
 LEVELS = {"loss": 0, "curve": 0, "data": 0, "core": 1, "machinery": 2, "fit_curve": 2, "tools": 3}
 FILES = {}  # by the names of modules
-for path in ROOT.rglob("*.py"):
+for path in SOURCES:
     parts = path.relative_to(ROOT).with_suffix("").parts
     if parts[0] not in ("tests", "docs", "benchmarks"):
         FILES[".".join(parts).removesuffix(".__init__")] = path
