@@ -10,7 +10,8 @@ In training, each generator is a process. Its story is told in core/:
     engine.py         what any engine does: a queue of requests, and completions in slots
     torch_engine.py   the engine that can be read: many completions at once, a stock model
     vllm_engine.py    the engine for GPUs, with the same calls
-    model.py          from a prompt to token ids, and from token ids to the text that is judged
+    text.py           from a prompt to token ids, and from token ids to the text that is judged
+    model.py          a model and its tokenizer, loaded or refused; attention.py: how it attends
 
 The newest parameters lie in shared memory (rollouts.py). Between two steps of its engine a
 generator takes them over at once. Completions in flight go on with them, over the keys and values
@@ -49,18 +50,16 @@ from transformers import PreTrainedTokenizerBase
 from core.check import refuse_wrong_logprobs
 from core.engine import Engine, engine_settings, make_requests, sample_all
 from core.generators import make_engine, out_of_memory
-from core.model import (
+from core.model import load_model, load_tokenizer, refuse_misfit
+from core.rollouts import Rollout, SharedParameters
+from core.text import (
     completion_text,
-    load_model,
-    load_tokenizer,
     make_decoding,
     marked_text,
     prompt_ids,
     quoted,
-    refuse_misfit,
     refuse_prompts,
 )
-from core.rollouts import Rollout, SharedParameters
 from data import Problem
 from data.load import load_evaluation, task_of
 from data.verify import Verdict, VerifierPool

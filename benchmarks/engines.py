@@ -18,9 +18,10 @@ from transformers import LlamaConfig
 
 from core.engine import EngineSettings, sample_all
 from core.generators import make_engine
-from core.model import load_model, load_tokenizer, make_decoding, prompt_ids
+from core.model import load_model, load_tokenizer
 from core.rollouts import Request, SharedParameters
 from core.settings import Settings
+from core.text import make_decoding, prompt_ids
 from core.torch_engine import TorchEngine
 from data.tasks import arithmetic
 from docs.make_base import BASE_MODEL, make_tokenizer

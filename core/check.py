@@ -13,8 +13,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import loss
+from core.attention import recurrent
 from core.engine import Decoding
-from core.model import head_of, in_one_sentence, recurrent
+from core.model import head_of, in_one_sentence
 from core.policy import Policy, micro_batches
 from core.rollouts import Request, given_rollout
 from core.torch_engine import TorchEngine

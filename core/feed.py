@@ -17,10 +17,10 @@ from transformers import PreTrainedTokenizerBase
 import loss
 from core.engine import Decoding, EngineSettings, make_requests
 from core.generators import Generator, GeneratorFailed, GeneratorHere, VerifierHere, start_generator
-from core.model import completion_text, prompt_ids
 from core.rollouts import Group, Rollout, SharedParameters
 from core.screen import say, warn
 from core.settings import Settings
+from core.text import completion_text, prompt_ids
 from data.load import Source, fingerprint
 from data.verify import Verdict, VerifierPool, no_verdict_at_all
 

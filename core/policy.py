@@ -25,7 +25,8 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 import loss
-from core.model import head_of, masks, of_config, padded
+from core.attention import masks, of_config, padded
+from core.model import head_of
 from core.rollouts import Rollout
 
 # --- micro-batches --------------------------------------------------------------------------------

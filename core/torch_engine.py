@@ -11,8 +11,9 @@ from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel
 
 import loss
+from core.attention import masks, padded, recurrent
 from core.engine import Decoding, Engine
-from core.model import head_of, masks, padded, recurrent
+from core.model import head_of
 from core.rollouts import Request, Rollout, SharedParameters
 
 PROMPT_TOKENS_AT_ONCE = 16_384  # of prompts, in a forward

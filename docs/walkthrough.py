@@ -17,17 +17,11 @@ from torch import Tensor
 import loss
 from core.engine import engine_settings, make_requests
 from core.generators import make_engine
-from core.model import (
-    completion_text,
-    load_model,
-    load_tokenizer,
-    make_decoding,
-    marked_text,
-    prompt_ids,
-)
+from core.model import load_model, load_tokenizer
 from core.policy import micro_batch
 from core.rollouts import Batch, Group, Rollout, SharedParameters
 from core.settings import Settings, model_path
+from core.text import completion_text, make_decoding, marked_text, prompt_ids
 from data import Problem
 from data.tasks import arithmetic
 from data.verify import Verdict

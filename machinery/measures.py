@@ -10,7 +10,7 @@ from torch import Tensor, no_grad
 from torch.nn import Embedding
 from transformers import PreTrainedModel
 
-from core.model import of_config, windows
+from core.attention import of_config, windows
 from core.policy import MicroBatch, Parts
 from core.rollouts import Batch
 from machinery.ranks import from_all_ranks

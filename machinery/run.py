@@ -19,21 +19,12 @@ from transformers import PreTrainedModel
 
 import loss
 from core import lora
+from core.attention import attention_on_gpu, recurrent
 from core.check import refuse_wrong_logprobs
 from core.engine import engine_settings
 from core.feed import Feed, Prompts
 from core.generators import GeneratorFailed
-from core.model import (
-    attention_on_gpu,
-    first_learning_rate,
-    load_model,
-    load_tokenizer,
-    make_decoding,
-    prompt_ids,
-    recurrent,
-    refuse_misfit,
-    refuse_prompts,
-)
+from core.model import first_learning_rate, load_model, load_tokenizer, refuse_misfit
 from core.policy import Policy
 from core.rollouts import Batch, Group, Rollout, SharedParameters
 from core.screen import Progress, say, warn
@@ -46,6 +37,7 @@ from core.settings import (
     refuse,
     refuse_few_problems,
 )
+from core.text import make_decoding, prompt_ids, refuse_prompts
 from curve.fit import fit_series
 from curve.forecast import levelled_off
 from curve.plots import plot_variants

@@ -21,8 +21,9 @@ from torch.nn import Module, ModuleList
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from core.attention import attention_on_gpu, padded
 from core.lora import adapters, add_adapters, merged
-from core.model import attention_on_gpu, load_model, padded
+from core.model import load_model
 from core.policy import Policy, micro_batches
 from core.rollouts import Rollout, SharedParameters, given_rollout
 from core.screen import say

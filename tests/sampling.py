@@ -15,9 +15,10 @@ from torch.nn.functional import cross_entropy
 import generate
 from core.engine import Decoding, EngineSettings
 from core.generators import start_generator
-from core.model import load_model, make_decoding
+from core.model import load_model
 from core.rollouts import Request, Rollout, SharedParameters
 from core.settings import GenerateCommand, Sampling, parse
+from core.text import make_decoding
 from docs.make_base import make_tokenizer
 
 # Of the tested engines; benchmarks/gpu.py says a GPU.

@@ -14,9 +14,10 @@ from steps import loss_by_hand, make_group, policy_of
 from torch.nn.utils import parameters_to_vector
 
 import loss
-from core.model import load_model, load_tokenizer, prompt_ids
+from core.model import load_model, load_tokenizer
 from core.rollouts import Batch, given_rollout
 from core.settings import ROOT, parse, read_sources
+from core.text import prompt_ids
 from data.tasks import arithmetic
 from machinery.folder import write_config
 from tools import export

@@ -14,10 +14,11 @@ from sampling import decoding, largest_error, needs_vllm, run_generate
 from steps import CPU, policy_of, run_train
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from core.attention import attention_on_gpu, recurrent
 from core.check import refuse_wrong_logprobs
 from core.engine import sample_all
 from core.lora import merged
-from core.model import attention_on_gpu, load_model, put_on_device, recurrent
+from core.model import load_model, put_on_device
 from core.policy import Policy, micro_batches
 from core.rollouts import Request
 from core.settings import Settings
@@ -142,7 +143,7 @@ def test_a_model_that_is_computed_otherwise_is_refused_in_one_sentence(family, m
 def test_six_tokens_try_a_window_of_any_size_which_is_as_before_then(monkeypatch, way, message):
     model, wanted = random_model("gemma3_text", sliding_window=100), [way == 0, way == 1]
     refuse_wrong_logprobs(model, "M", *wanted)
-    monkeypatch.setattr("core.model.windows", lambda _: [None])
+    monkeypatch.setattr("core.attention.windows", lambda _: [None])
     with pytest.raises(ValueError, match=f"{message} .*off by"):
         refuse_wrong_logprobs(model, "M", *wanted)
     assert model.config.sliding_window == 100

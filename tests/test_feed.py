@@ -20,9 +20,9 @@ import loss
 from core.engine import EngineSettings
 from core.feed import Feed, PromptOrder, Prompts
 from core.generators import Generator, GeneratorFailed, VerifierHere, start_generator
-from core.model import make_decoding
 from core.rollouts import Report, given_rollout
 from core.settings import Settings
+from core.text import make_decoding
 from data import Problem
 from data.load import Source
 from data.verify import Verdict

@@ -29,24 +29,21 @@ from tokenizers.processors import TemplateProcessing
 
 import generate
 from core import generators
+from core.attention import padded
 from core.check import refuse_wrong_logprobs
 from core.engine import sample_all
-from core.model import (
-    completion_text,
-    end_tokens,
-    load_model,
-    load_tokenizer,
-    make_decoding,
-    marked_text,
-    padded,
-    prompt_ids,
-    quoted,
-    refuse_misfit,
-    refuse_prompts,
-    refuse_too_long,
-)
+from core.model import load_model, load_tokenizer, refuse_misfit, refuse_too_long
 from core.rollouts import Report, Request, Rollout, SharedParameters, given_rollout
 from core.settings import Sampling, model_path, parse, read_sources
+from core.text import (
+    completion_text,
+    end_tokens,
+    make_decoding,
+    marked_text,
+    prompt_ids,
+    quoted,
+    refuse_prompts,
+)
 from core.torch_engine import TorchEngine
 from curve.flags import run_command
 from data import Problem
@@ -330,7 +327,7 @@ def test_only_prompts_that_may_be_too_long_are_rendered_before_a_run(monkeypatch
     """And two of the others, so that a template that drops the prompt is found; and none at all."""
     tokenizer, asked = make_tokenizer(), set()
     ids_of = lambda *about: asked.add(about[1].prompt) or prompt_ids(*about)
-    monkeypatch.setattr("core.model.prompt_ids", ids_of)
+    monkeypatch.setattr("core.text.prompt_ids", ids_of)
     prompts = problems_of(*(f"{i}+{i}=" for i in range(10_000)))
     refuse_prompts(tokenizer, prompts, Sampling(prompt_budget=32))
     assert len(asked) == 3

@@ -29,10 +29,11 @@ from torch.utils._pytree import tree_leaves
 
 import loss
 import train
-from core.model import load_model, load_tokenizer, make_decoding
+from core.model import load_model, load_tokenizer
 from core.policy import micro_batches
 from core.rollouts import Batch, Request, SharedParameters
 from core.settings import Settings
+from core.text import make_decoding
 from core.torch_engine import TorchEngine
 from data.verify import Verdict
 from machinery import ranks as ranks_module

@@ -21,9 +21,10 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
-from core.model import end_tokens, load_model, load_tokenizer, prompt_ids, refuse_too_long
+from core.model import load_model, load_tokenizer, refuse_too_long
 from core.screen import Progress, say
 from core.settings import model_path, refuse, refuse_small_numbers, say_notes
+from core.text import end_tokens, prompt_ids
 from curve.flags import option, read_flags, run_command
 from data.load import load_data
 from machinery.folder import whole_folder

@@ -13,9 +13,10 @@ from transformers import PreTrainedTokenizerBase
 from trl import GRPOConfig, GRPOTrainer, TrlParser
 
 import loss
-from core.model import completion_text, load_tokenizer, make_decoding, prompt_ids, turns
+from core.model import load_tokenizer
 from core.rollouts import given_rollout
 from core.settings import Settings, read_settings, read_sources
+from core.text import completion_text, make_decoding, prompt_ids, turns
 from data import Problem
 from data.verify import VerifierPool
 

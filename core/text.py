@@ -1,0 +1,174 @@
+"""From a problem to the token ids that a model gets, and from its token ids to the text that is
+judged."""
+
+import contextlib
+import itertools
+from dataclasses import replace
+
+from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase
+
+from core.engine import Decoding
+from core.model import in_one_sentence
+from core.rollouts import Rollout
+from core.settings import Sampling, refuse
+from data import Problem
+
+
+def turns(
+    tokenizer: PreTrainedTokenizerBase, problem: Problem, settings: Sampling
+) -> str | list[dict]:
+    """What a model is asked: the messages for its chat template, after the system prompt of
+    --system or else of the problem, if there is one; without a template their text."""
+    asked = [{"role": "user", "content": problem.prompt}]
+    system = problem.system if settings.system is None else settings.system
+    if system is not None:
+        asked.insert(0, {"role": "system", "content": system})
+    if tokenizer.chat_template is None:
+        return "\n\n".join(turn["content"] for turn in asked)
+    return asked
+
+
+def prompt_ids(
+    tokenizer: PreTrainedTokenizerBase, problem: Problem, settings: Sampling
+) -> list[int]:
+    """Token ids of the `turns`, in the model's chat template, ready for the model to go on.
+    --thinking is `enable_thinking` for the template; one that knows no such choice ignores it."""
+    asked = turns(tokenizer, problem, settings)
+    if tokenizer.chat_template is None:
+        ids = tokenizer(asked).input_ids
+        # Some tokenizers append an EOS; no model would go on after it.
+        return ids[:-1] if ids[-1:] == [tokenizer.eos_token_id] else ids
+    with in_one_sentence(tokenizer.name_or_path, "its chat template cannot be used"):
+        text = tokenizer.apply_chat_template(
+            asked, tokenize=False, add_generation_prompt=True, enable_thinking=settings.thinking
+        )
+    return tokenizer(text, add_special_tokens=False).input_ids
+
+
+def refuse_prompts(
+    tokenizer: PreTrainedTokenizerBase, problems: list[Problem], settings: Sampling
+) -> None:
+    """ValueError if the tokenizer cannot read one of their prompts, if one is above its budget, or
+    if the chat template drops them. Most are not rendered here, but when they are handed out: all
+    of a million would take minutes."""
+    distinct = {problem.prompt: problem for problem in problems}
+    with_character = {character: prompt for prompt in distinct for character in set(prompt)}
+    for prompt in dict.fromkeys(with_character.values()):
+        ids = tokenizer(prompt, add_special_tokens=False).input_ids
+        refuse(
+            tokenizer.unk_token_id in ids and tokenizer.unk_token not in prompt,
+            f"--model {tokenizer.name_or_path}: its tokenizer has no tokens for a part of the"
+            f" prompt {prompt[:60]!r}, which it reads as {tokenizer.decode(ids)[:60]!r} (the"
+            " shipped model reads sums only; --model names another)",
+        )
+    ids_of = lambda problem: prompt_ids(tokenizer, problem, settings)
+    first, *others = distinct.values()
+    refuse(
+        others and ids_of(first) == ids_of(others[0]),
+        f"--model {settings.model}: its chat template drops the prompt: two have the same tokens",
+    )
+    # A text has at most as many tokens as bytes, so only long ones can be above the budget.
+    most_bytes = settings.prompt_budget - len(ids_of(replace(first, prompt="")))
+    lengths = {
+        prompt: len(ids_of(problem))
+        for prompt, problem in distinct.items()
+        if len(prompt.encode()) > most_bytes or problem.system != first.system
+    }
+    prompt = max(lengths, key=lengths.get, default="")
+    most = lengths.get(prompt, 0)
+    refuse(
+        most > settings.prompt_budget,
+        f"the prompt {prompt[:60]!r} has {most} tokens with its instruction and the chat template;"
+        f" --prompt-budget is {settings.prompt_budget}: --prompt-budget {most} would be enough for"
+        " all",
+    )
+
+
+def make_decoding(
+    tokenizer: PreTrainedTokenizerBase,
+    settings: Sampling,
+    length_control: str = "interruption",
+    **others,
+) -> Decoding:
+    """The budgets and markers in ids of this tokenizer; and others, by the names of their fields.
+    ValueError if the tokenizer has no such marker, or the phrase has not."""
+    end = settings.end_of_thinking
+    marker = tokenizer(end, add_special_tokens=False).input_ids
+    phrase = tokenizer(settings.interruption_phrase, add_special_tokens=False).input_ids
+    if length_control == "interruption":
+        refuse(
+            len(marker) != 1,
+            f"--end-of-thinking {end!r} is {len(marker)} tokens of this model; an interruption"
+            " wants exactly one (--length-control penalty wants none)",
+        )
+        refuse(
+            marker[0] not in phrase,
+            f"--interruption-phrase {settings.interruption_phrase!r} does not close thinking: it"
+            f" must hold {end}",
+        )
+    example = tokenizer.decode(prompt_ids(tokenizer, Problem("", "", ""), settings))
+    return Decoding(
+        eos=end_tokens(tokenizer),
+        end_of_thinking=marker[0] if len(marker) == 1 else -1,
+        thinks=not example.rstrip().endswith(end),  # the prompt does not close thinking
+        phrase=tuple(phrase),
+        prompt_budget=settings.prompt_budget,
+        thinking_budget=settings.thinking_budget[1],
+        answer_budget=settings.answer_budget,
+        length_control=length_control,
+        **others,
+    )
+
+
+def end_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Ids that end a completion: the EOS of the tokenizer comes first, then those that the model's
+    config.json and generation_config.json name. Chat models often have two, one for a turn and one
+    for a text. ValueError if there is none."""
+    path, named = tokenizer.name_or_path, [tokenizer.eos_token_id]
+    for kind in (AutoConfig, GenerationConfig):
+        with in_one_sentence(path), contextlib.suppress(OSError):  # the model has no such file
+            config = kind.from_pretrained(path, trust_remote_code=False)
+            eos = getattr(config, "eos_token_id", None)
+            named += eos if isinstance(eos, list) else [eos]
+    ids = [each for each in dict.fromkeys(named) if each is not None]
+    refuse(not ids, f"--model {path}: no completion could end, since it has no EOS token")
+    return tuple(ids)
+
+
+def completion_text(
+    tokenizer: PreTrainedTokenizerBase, decoding: Decoding, rollout: Rollout
+) -> str:
+    """The text of a rollout, as a task judges it: without EOS, with forced tokens, with `<think>`
+    and `</think>` for the model's own markers. If the prompt opens thinking, as many chat templates
+    do, the text begins with `<think>`."""
+    ids = rollout.tokens.tolist()
+    without_eos = ids[:-1] if ids[-1] in decoding.eos else ids
+    # Some tokenizers would remove spaces before punctuation, also in a program.
+    text = tokenizer.decode(without_eos, clean_up_tokenization_spaces=False)
+    if decoding.end_of_thinking < 0:
+        return text
+    end = tokenizer.decode([decoding.end_of_thinking])
+    start = end.replace("/", "", 1)
+    if start != end:
+        before = tokenizer.decode(rollout.request.prompt_ids[-8:])
+        if start in before and end not in before:
+            text = start + text
+        text = text.replace(start, "<think>")
+    return text.replace(end, "</think>")
+
+
+def quoted(name: str, text: str) -> str:
+    """A text of any number of lines, told apart from others by a name and a bar on its left.
+    Control characters stand as \\x1b or \\u202e: a terminal shows them, and obeys none."""
+    shown = [c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text]
+    return f"{name:8}| " + "".join(shown).replace("\n", f"\n{'':8}| ")
+
+
+def marked_text(tokenizer: PreTrainedTokenizerBase, rollout: Rollout) -> str:
+    """The text of a rollout with its EOS, and with forced tokens in [[ ]]."""
+    pieces = []
+    pairs = zip(rollout.sampled.tolist(), rollout.tokens.tolist())
+    for sampled, of_piece in itertools.groupby(pairs, key=lambda pair: pair[0]):
+        piece = tokenizer.decode([token for _, token in of_piece])
+        pieces.append(piece if sampled else f"[[{piece}]]")
+    return "".join(pieces)
