@@ -1,7 +1,6 @@
 """What README.md and the other pages say of the code is true of the code."""
 
 import re
-import tomllib
 
 import pytest
 from faults import ROOT, SOURCES
@@ -55,13 +54,3 @@ def test_all_scripts_pages_and_modules_that_are_named_exist():
     drawing = (ROOT / "docs" / "pictures" / "pipeline.svg").read_text()
     for file in {*re.findall(r"[\w/]+\.py", drawing)}:
         assert any(path.match(file) for path in CODE), file
-
-
-def test_pip_installs_the_same_by_extras_as_by_requirements():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
-    for name, ending in (("train", ""), ("vllm", "-vllm"), ("dev", "-dev")):
-        file = f"requirements{ending}.txt"
-        lines = (ROOT / file).read_text().replace("-r requirements.txt", "scalerl[train]").split()
-        assert sorted(extras[name]) == sorted(lines), file
-    assert {*extras["curve"]} <= {*extras["train"]}
