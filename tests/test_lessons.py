@@ -131,7 +131,7 @@ PRINTED = r"""
 01 |  half.png | \n *A +0.665
 01 |  quarter.png | \n *A +not
 02 | git diff | \+\| `cispo` \| \S+ \| ([\d.]+) \|.*\+\| `grpo` \| \S+ \| \1 \|
-03 | !tools.conform | equal: 0 of 6
+03 | !conform.py | equal: 0 of 6
 06 | awk | \Astep 1 .*step 4 \S+\s*\Z
 07 | --name interruption | \A((?!reached their token limit).)*\Z
 07 | --name penalty | reached their token limit

@@ -1,40 +1,39 @@
-"""Is your loss the paper's? Runs a function on docs/conformance/vectors.json. It says of each case:
-equal; equal up to one factor; differs, and at which tokens; or what was raised.
+"""Is your loss the paper's? Runs a function on vectors.json, beside this file. It says of each
+case: equal; equal up to one factor; differs, and at which tokens; or what was raised.
 
-    python -m tools.conform MODULE:FUNCTION                  # all cases
-    python -m tools.conform MODULE:FUNCTION --cases cispo    # those with this text in their name
+    python docs/conformance/conform.py MODULE:FUNCTION                  # all cases
+    python docs/conformance/conform.py MODULE:FUNCTION --cases cispo    # with this text in the name
 
 docs/conformance.md says what the function gets and returns. The status is 1 unless all are equal.
+It needs torch and nothing else of this project.
 """
 
+import argparse
 import json
 import pkgutil
-from dataclasses import dataclass
+import sys
+from pathlib import Path
 
 import torch
 
-from core.settings import ROOT
-from curve.flags import option, read_flags, run_command
 
-
-@dataclass(frozen=True)
-class Options:
-    function: str = option(help="MODULE:FUNCTION, for example my_adapter:cispo")
-    cases: str = option("", "run those with this text in their name")
-
-
-def main(arguments: list[str]) -> bool:
-    """The command. Returns whether a case is not equal, or none was run; ValueError, in one
-    sentence, if there is no such function."""
-    options = read_flags(Options, arguments, description=__doc__)
+def main(arguments: list[str] | None = None) -> bool:
+    """The command. Returns whether a case is not equal, or none was run; SystemExit with 2 if there
+    is no such function."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("function", metavar="MODULE:FUNCTION")
+    parser.add_argument("--cases", default="", help="run those with this text in their name")
+    asked = parser.parse_args(arguments)
+    sys.path.insert(0, "")  # the module stands in the user's folder
     try:
-        function = pkgutil.resolve_name(options.function)
+        function = pkgutil.resolve_name(asked.function)
     except Exception as error:
-        raise ValueError(f"{options.function} is not MODULE:FUNCTION here: {error!r}") from error
+        parser.error(f"{asked.function} is not MODULE:FUNCTION here: {error!r}")
     torch.set_default_dtype(torch.float64)
     verdicts = []
-    for case in json.loads((ROOT / "docs/conformance/vectors.json").read_text()):
-        if options.cases in case["name"]:
+    for case in json.loads(Path(__file__).with_name("vectors.json").read_text()):
+        if asked.cases in case["name"]:
             verdicts.append(verdict(function, **case))
             print(f"{case['name']}: {verdicts[-1]}")
     print(f"equal: {verdicts.count('equal')} of {len(verdicts)}")
@@ -77,4 +76,4 @@ def verdict(function, expected, **case):
 
 
 if __name__ == "__main__":
-    run_command(main)
+    sys.exit(main())
