@@ -68,8 +68,8 @@ class Recipe:
         True, "LM head in fp32 on both sides; split: by matmuls in bf16; off: bf16"
     )
     zero_variance_filter: bool = part(True, "drop groups whose rewards are all equal")
-    no_positive_resampling: bool = part(
-        True, "a prompt once solved with a pass rate >= 0.9 does not come again"
+    positive_resampling: bool = part(
+        False, "a prompt comes again also after it was solved with a pass rate >= 0.9"
     )
     least_prompts: int = part(
         0,
@@ -98,7 +98,7 @@ _BASE = Recipe(
     advantage_norm="prompt",
     fp32_logits=False,
     zero_variance_filter=False,
-    no_positive_resampling=False,
+    positive_resampling=True,
 )
 # Recipes that filter without ScaleRL's other parts had 80 prompts a batch, not 48 (A.16).
 _FILTERED = replace(_BASE, aggregation="prompt", zero_variance_filter=True, batch_factor=80 / 48)
@@ -118,8 +118,9 @@ RECIPES = {
 def leave_one_out(axis: Axis) -> Recipe:
     """ScaleRL with one axis back at its `base` value (sec. 4); length control goes to the length
     penalty."""
-    value = "penalty" if axis == "length_control" else getattr(_BASE, axis)
-    return replace(RECIPES["scalerl"], leave_out=axis, **{axis: value})
+    name = axis.removeprefix("no_")  # No-Positive-Resampling is a field that is off
+    value = "penalty" if axis == "length_control" else getattr(_BASE, name)
+    return replace(RECIPES["scalerl"], leave_out=axis, **{name: value})
 
 
 # --- 2. Asynchrony (sec. 3.1, A.11) ---------------------------------------------------------------

@@ -71,7 +71,7 @@ class PromptOrder:
     def retire_if_solved(self, problem_index: int, pass_rate: float) -> None:
         """Retire a problem if this visit has solved it: for good, or until fewer than
         `least_prompts` are left."""
-        if self.recipe.no_positive_resampling and loss.retires(pass_rate):
+        if loss.retires(pass_rate) and not self.recipe.positive_resampling:
             self.retired.add(problem_index)
         self._bring_back_if_few()
 

@@ -407,6 +407,8 @@ def read_settings(folder: Path) -> Settings:
     try:
         stored = json.loads((folder / "config.json").read_text())
         values = stored | stored["recipe"]
+        if "no_positive_resampling" in values:  # its name in runs of before
+            values["positive_resampling"] = not values.pop("no_positive_resampling")
         settings = fill(Settings, values)
         unknown = values.keys() - with_recipe(settings).keys() - {"versions"}
         refuse(unknown, f"it has no setting {', '.join(unknown)}")
@@ -539,8 +541,8 @@ def refuse_impossible_recipe(recipe: Recipe) -> None:
             f" {' and '.join(map(flag, reads)) or 'no clip'}",
         )
     refuse(
-        recipe.least_prompts and not recipe.no_positive_resampling,
-        "--least-prompts does nothing with --no-no-positive-resampling: no prompt is retired",
+        recipe.least_prompts and recipe.positive_resampling,
+        "--least-prompts does nothing with --positive-resampling: no prompt is retired",
     )
     refuse(
         (recipe.eps_low or 0) >= 1,

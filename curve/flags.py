@@ -126,7 +126,7 @@ def _add_fields(parser: argparse.ArgumentParser, kind: type, values: dict) -> No
                 help += f"; {name}: {_in_words(other)}"
         if value not in (None, ()):
             help += f" (default: {_in_words(value)})"
-        if bool in members:  # argparse's own way takes --no-positive-resampling for a negation
+        if bool in members:
             off = flag(f"no_{field.name}")
             group.add_argument(off, dest=field.name, action="store_false", help="off")
         if field.type is bool:

@@ -101,7 +101,7 @@ class KeptRollouts:
 
     def add_batch(self, step: int, batch: Batch, worth: loss.Worth, totals: Totals) -> None:
         """Add the groups of a step that are kept, with what `totals` has of their tokens."""
-        may_retire = self.settings.recipe.no_positive_resampling
+        may_retire = not self.settings.recipe.positive_resampling
         for p, (group, usable_G) in enumerate(zip(batch.groups, batch.usable_PG)):
             first_row = p * len(usable_G)
             if first_row not in totals.kept_rows:

@@ -62,12 +62,12 @@ def test_no_two_draws_of_a_run_have_the_same_noise():
     assert len({tuple(order) for order in [noise, *orders]}) == 5
 
 
-def test_solved_prompts_come_again_when_few_others_are_left_or_without_no_positive_resampling():
+def test_solved_prompts_come_again_when_few_others_are_left_or_with_positive_resampling():
     order = PromptOrder(10, seed=0, recipe=Recipe(least_prompts=4))
     for prompt, left in enumerate((9, 8, 7, 6, 5, 4, 10)):
         order.retire_if_solved(prompt, 1.0)
         assert order.left == left and order.next() not in order.retired
-    off = PromptOrder(10, seed=0, recipe=Recipe(no_positive_resampling=False))
+    off = PromptOrder(10, seed=0, recipe=Recipe(positive_resampling=True))
     off.retire_if_solved(1, 1.0)
     assert off.left == 10
     ended = {"epoch": 1, "cursor": 2, "retired": [0, 1, 2, 3]}

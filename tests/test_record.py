@@ -2,6 +2,7 @@
 something goes wrong."""
 
 import dataclasses
+import json
 import errno
 import math
 import os
@@ -382,6 +383,11 @@ def test_what_a_resumed_run_cannot_change_is_refused_by_name(here):
     assert resume("--learning-rate None").learning_rate == 2e-4  # the run has one
     changes = dict(resume=folder, steps=9, generators=2, wait_timeout=9.0)
     expected = dataclasses.replace(read_settings(folder), **changes)
+    assert resume("--steps 9 --generators 2 --wait-timeout 9") == expected
+    # A run of before has the name that the paper has.
+    stored = json.loads((folder / "config.json").read_text())
+    stored["recipe"]["no_positive_resampling"] = not stored["recipe"].pop("positive_resampling")
+    (folder / "config.json").write_text(json.dumps(stored))
     assert resume("--steps 9 --generators 2 --wait-timeout 9") == expected
     for text in ('{"recipe": {}, "versions": {}, "checksum": 1}', "1", "{"):
         (folder / "config.json").write_text(text)

@@ -92,7 +92,7 @@ VALUES = """
 --defaults small --learning-rate 1e-5 --least-prompts 0 | small | learning_rate 1e-05
 --loss dapo --eps-low 0 | toy | eps_low 0.0
 --max-length 8 | toy | thinking_budget (6, 6); answer_budget 2; length_control penalty
---recipe base --no-positive-resampling | toy | no_positive_resampling True
+--recipe base --no-positive-resampling | toy | positive_resampling False
 --no-fp32-logits | toy | fp32_logits False
 --fp32-logits split | toy | fp32_logits split
 --recipe base --fp32-logits | toy | fp32_logits True
@@ -218,7 +218,7 @@ stray | stray
 --eps-max -1 | --eps-max -1.0
 --loss dapo --eps-high 0 | --eps-high 0.0
 --loss gspo --eps-low 1 | --eps-low 1.0
---least-prompts 9 --recipe base | --least-prompts --no-no-positive-resampling
+--least-prompts 9 --recipe base | --least-prompts --positive-resampling
 --adam-betas 0.9 1 | --adam-betas
 --batch-factor 0.01 | --batch-factor --prompts-per-step 0.01
 --max-length 8 --answer-budget 3 | --max-length --answer-budget
