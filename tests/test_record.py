@@ -2,8 +2,8 @@
 something goes wrong."""
 
 import dataclasses
-import json
 import errno
+import json
 import math
 import os
 import resource
