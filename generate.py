@@ -63,7 +63,12 @@ from core.text import (
 from data import Problem
 from data.load import load_evaluation, task_of
 from data.verify import Verdict, VerifierPool
-from machinery.evaluation import evaluation_figures, judge_all, report_evaluation
+from machinery.evaluation import (
+    evaluation_figures,
+    judge_all,
+    log_problems,
+    report_evaluation,
+)
 
 
 def main(command: GenerateCommand) -> int:
@@ -115,6 +120,8 @@ def evaluate(command: GenerateCommand) -> None:
             verdicts = judge_all(pool, problems, rollouts, texts)
         figures = evaluation_figures(rollouts, verdicts, samples)
         report_evaluation(command.model, source, figures, samples, command.log)
+        if command.log:
+            log_problems(command.log, command.model, source, verdicts)
         for kind, chosen in examples(rollouts, verdicts).items():
             for rollout in [*chosen.values()][: command.show]:
                 print(quoted("prompt", problems[rollout.request.group].prompt))

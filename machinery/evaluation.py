@@ -121,3 +121,15 @@ def report_evaluation(
     elif not run_of(model):  # before training
         line |= {"step": 0, **dict.fromkeys(COMPUTE_UNITS, 0)}
     append_line(log, line | figures)
+
+
+def log_problems(log: Path, model: str, source: Source, verdicts: list[Verdict]) -> None:
+    """Add a line for each problem of a data set to a file beside the log, LOG.problems.jsonl: how
+    many of its completions are right. verdicts: problem by problem."""
+    correct_PN = np.array([verdict.correct for verdict in verdicts])
+    correct_PN = correct_PN.reshape(len(source.validation), -1)
+    for problem, correct_N in zip(source.validation, correct_PN):
+        line = {"data": source.name, "model": model}
+        line |= {"problem": problem.prompt, "answer": problem.answer}
+        line |= {"solved": int(correct_N.sum()), "of": len(correct_N)}
+        append_line(log.with_suffix(".problems.jsonl"), line)
