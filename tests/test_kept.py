@@ -50,6 +50,9 @@ def test_texts_of_tokens_joined_are_the_decoded_text_though_a_character_is_sever
 # --- a step ---------------------------------------------------------------------------------------
 
 
+FATES = [["trained"] * 3 + ["truncated"], ["trained"] * 3 + ["no verdict"], ["filtered"] * 4]
+
+
 def groups_of_every_fate():
     """Three groups: one with a truncated completion, one with a completion that has no verdict, and
     one that is solved, of zero variance and with a long answer. Parameters change while a
@@ -58,14 +61,9 @@ def groups_of_every_fate():
     groups[1].verdicts[3] = Verdict(0.0, "time limit", "30 s")
     groups[2].verdicts = dict.fromkeys(range(4), Verdict(1.0))
     groups[2].problem = dataclasses.replace(groups[2].problem, answer="1" * 5000)
-    for group in groups:
-        for i, r in group.rollouts.items():
-            versions = FIRST - np.arange(len(r.tokens)) // 4
-            group.rollouts[i] = dataclasses.replace(r, versions=versions)
+    for r in (r for group in groups for r in group.rollouts.values()):
+        r.versions[:] = FIRST - np.arange(len(r.tokens)) // 4
     return groups
-
-
-FATES = [["trained"] * 3 + ["truncated"], ["trained"] * 3 + ["no verdict"], ["filtered"] * 4]
 
 
 def test_what_is_kept_and_logged_is_how_it_was_sampled_what_it_was_worth_and_what_became_of_it(
@@ -78,41 +76,39 @@ def test_what_is_kept_and_logged_is_how_it_was_sampled_what_it_was_worth_and_wha
     batch = Batch(groups, FIRST)
     worth = worth_of(chosen, batch)
     train_on(chosen, models["llama"], [groups], tmp_path)
-    kept_lines, counted = lines_of(tmp_path, "group"), []
-    found = [(line["step"], line["group"], line["retired"]) for line in kept_lines]
-    assert found == [(FIRST + 1, 0, False), (FIRST + 1, 1, False), (FIRST + 1, 2, True)]
-    assert [line["answer"] for line in kept_lines] == ["1", "2", "1" * 2000]
-    assert [[each["became"] for each in line["completions"]] for line in kept_lines] == FATES
-    for line, group in zip(kept_lines, groups):
-        assert line["prompt_ids"] == group.requests[0].prompt_ids
-        assert line["pass_rate"] == group.pass_rate
-    completions = sum((line["completions"] for line in kept_lines), [])
+    names = "step group retired answer pass_rate prompt_ids".split()
+    lines = lines_of(tmp_path, "group")
+    assert [[line[name] for name in names] for line in lines] == [
+        [FIRST + 1, i, i == 2, answer, group.pass_rate, group.requests[0].prompt_ids]
+        for i, (group, answer) in enumerate(zip(groups, ("1", "2", "1" * 2000)))
+    ]
+    assert [[each["became"] for each in line["completions"]] for line in lines] == FATES
+    completions, counted = sum((line["completions"] for line in lines), []), []
     for row, (completion, (r, verdict)) in enumerate(zip(completions, batch.judged)):
         assert verdict.failure in (None, completion["verdict"])
         of_tokens = {"generator_logprobs": r.logprobs}
-        was_trained_on = worth.counted_PG.flatten()[row]
-        assert ("entropies" in completion) == was_trained_on
-        if was_trained_on:
+        assert ("entropies" in completion) == worth.counted_PG.flatten()[row]
+        if "entropies" in completion:
             policy, tokens_T = policy_of(model, r)
             log_pi_T = policy.log_prob(tokens_T)
             of_tokens |= {"trainer_logprobs": log_pi_T, "entropies": policy.entropy()}
-            ages_T, log_rho_T = FIRST - r.versions, log_pi_T - r.logprobs
-            counted += zip(ages_T[r.sampled], log_rho_T[r.sampled])
+            counted += zip(FIRST - r.versions, log_pi_T.numpy() - r.logprobs, r.sampled)
         expected = {"ids": r.tokens, "score": verdict.score}
         for name, values in of_tokens.items():
             expected[name] = np.where(r.sampled, values, np.nan)
         for name in ("reward", "advantage", "weight"):
             expected[name] = getattr(worth, f"{name}s_PG").flatten()[row]
         for name in ("sampled", "versions"):
-            values, times = zip(*completion[name])
-            expected[name], completion[name] = getattr(r, name), np.repeat(values, times)
+            completion[name] = np.repeat(*zip(*completion[name]))
+            expected[name] = getattr(r, name)
         for name, values in expected.items():
             found = np.array(completion[name], float)  # None becomes NaN
             np.testing.assert_allclose(found, values, rtol=1e-3, atol=1e-5)
 
-    ages, log_rho = np.array(counted).T
+    ages, log_rho = np.array([each[:2] for each in counted if each[2]]).T
     rho = np.exp(log_rho)
-    expected = {
+    expected = {f"log_ratio_age_{age}": np.abs(log_rho[ages == age]).mean() for age in range(4)}
+    expected |= {
         "groups_counted": 2,
         "zero_variance_fraction": 1 / 3,
         "ratio_mean": rho.mean(),
@@ -121,18 +117,14 @@ def test_what_is_kept_and_logged_is_how_it_was_sampled_what_it_was_worth_and_wha
         "kl_estimate": (rho - 1 - log_rho).mean(),
         "effective_sample_size": rho.sum() ** 2 / len(rho) / (rho**2).sum(),
     }
-    for age in range(4):
-        expected[f"log_ratio_age_{age}"] = np.abs(log_rho[ages == age]).mean()
     (line,) = log(tmp_path, "train")
     assert {name: line[name] for name in expected} == pytest.approx(expected, rel=1e-3)
     assert {name for name in line if "age_" in name} <= {*expected}
 
     validations = lines_of(tmp_path, "validation")
-    found = [(line["step"], line["group"]) for line in validations]
-    assert found == [(FIRST + step, problem) for step in (0, 1) for problem in (0, 1, 2)]
+    found = [(line["step"] - FIRST, line["group"]) for line in validations]
+    assert found == [(step, problem) for step in (0, 1) for problem in (0, 1, 2)]
     assert not any("reward" in each for line in validations for each in line["completions"])
-    (times,) = lines_of(tmp_path, "times")
-    assert times["step"] == FIRST + 1 and 0 <= times["waited"][0] <= times["waited"][1]
 
 
 def test_about_forty_steps_are_kept_of_each_the_oldest_and_the_newest_groups():
@@ -146,21 +138,16 @@ def test_about_forty_steps_are_kept_of_each_the_oldest_and_the_newest_groups():
 # --- the file -------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def writer(models, tmp_path):
+def test_times_count_from_the_beginning_and_six_problems_are_kept_from_the_shortest_to_the_longest(
+    models, tmp_path
+):
     """Of a run that began at .5 seconds."""
     prompts = GivenGroups(settings(), [], None, models["llama"]).prompts
-    return KeptRollouts(tmp_path / "rollouts.jsonl", settings(rollouts_kept=1), prompts, 0.5)
-
-
-def test_times_count_from_the_beginning_of_the_run(writer, tmp_path):
+    writer = KeptRollouts(tmp_path / "rollouts.jsonl", settings(rollouts_kept=1), prompts, 0.5)
     writer.add_times(3, (1.0, 2.0), [(0, 1.0, 2.0, None), (0, 2.0, 3.0, 7)])
     (line,) = lines_of(tmp_path, "times")
     assert (line["step"], line["waited"]) == (3, [0.5, 1.5])
     assert line["generators"] == [[0, 0.5, 1.5, None], [0, 1.5, 2.5, 7]]
-
-
-def test_of_a_validation_six_problems_are_kept_from_the_shortest_to_the_longest(writer, tmp_path):
     groups, (any_group, *_) = [], batch_of_groups()
     for number, length in enumerate([*range(40, 20, -1), *range(20)]):
         problem = Problem("?" * length, "", "")
