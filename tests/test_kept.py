@@ -86,26 +86,25 @@ def test_what_is_kept_and_logged_is_how_it_was_sampled_what_it_was_worth_and_wha
     completions, counted = sum((line["completions"] for line in lines), []), []
     for row, (completion, (r, verdict)) in enumerate(zip(completions, batch.judged)):
         assert verdict.failure in (None, completion["verdict"])
+        policy, tokens_T = policy_of(model, r)
+        log_pi_T = policy.log_prob(tokens_T)
         of_tokens = {"generator_logprobs": r.logprobs}
-        assert ("entropies" in completion) == worth.counted_PG.flatten()[row]
-        if "entropies" in completion:
-            policy, tokens_T = policy_of(model, r)
-            log_pi_T = policy.log_prob(tokens_T)
+        if completion["became"] == "trained":
             of_tokens |= {"trainer_logprobs": log_pi_T, "entropies": policy.entropy()}
-            counted += zip(FIRST - r.versions, log_pi_T.numpy() - r.logprobs, r.sampled)
-        expected = {"ids": r.tokens, "score": verdict.score}
-        for name, values in of_tokens.items():
-            expected[name] = np.where(r.sampled, values, np.nan)
-        for name in ("reward", "advantage", "weight"):
-            expected[name] = getattr(worth, f"{name}s_PG").flatten()[row]
+            log_rho_T = log_pi_T.numpy() - r.logprobs
+            counted += zip(FIRST - r.versions[r.sampled], log_rho_T[r.sampled])
+        assert ("entropies" in completion) == ("entropies" in of_tokens)
         for name in ("sampled", "versions"):
             completion[name] = np.repeat(*zip(*completion[name]))
-            expected[name] = getattr(r, name)
-        for name, values in expected.items():
+        expected = {"ids": r.tokens, "sampled": r.sampled, "versions": r.versions}
+        expected |= {name: np.where(r.sampled, each, np.nan) for name, each in of_tokens.items()}
+        for name in ("reward", "advantage", "weight"):
+            expected[name] = getattr(worth, f"{name}s_PG").flatten()[row]
+        for name, values in (expected | {"score": verdict.score}).items():
             found = np.array(completion[name], float)  # None becomes NaN
             np.testing.assert_allclose(found, values, rtol=1e-3, atol=1e-5)
 
-    ages, log_rho = np.array([each[:2] for each in counted if each[2]]).T
+    ages, log_rho = np.array(counted).T
     rho = np.exp(log_rho)
     expected = {f"log_ratio_age_{age}": np.abs(log_rho[ages == age]).mean() for age in range(4)}
     expected |= {
