@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 from functools import cache
 from pathlib import Path
 from unittest.mock import Mock
@@ -357,13 +356,6 @@ def test_vllm_is_taken_for_gpus_if_it_is_installed_and_it_alone_splits_a_model(m
         made("cuda:0", engine="vllm")
     halves = made("cuda:0", slots=None), made("cuda:0", slots=9), made("cpu", slots=None)
     assert [settings.may_halve for settings in halves] == [True, False, False]
-
-
-def test_vllm_takes_the_runner_that_the_tests_run_unless_the_user_has_said_another(monkeypatch):
-    for given, expected in (({}, "0"), ({"VLLM_USE_V2_MODEL_RUNNER": "1"}, "1")):
-        monkeypatch.setattr("os.environ", dict(given))
-        vllm_engine._set_environment(on_cpu=False, threads=1)
-        assert os.environ["VLLM_USE_V2_MODEL_RUNNER"] == expected
 
 
 @needs_vllm

@@ -1,5 +1,4 @@
-"""The engine that one can read, the way of the parameters, the generator's process and the
-command."""
+"""The way of the parameters, texts, the generator's process and the command."""
 
 import ast
 import dataclasses
@@ -18,9 +17,7 @@ from faults import ROOT, SOURCES, python
 from programs import rows
 from sampling import (
     decoding,
-    largest_error,
     parameters_of,
-    requests,
     run_generate,
     samples_takes_updates_validates_and_stops,
     settings_of,
@@ -29,9 +26,7 @@ from tokenizers.processors import TemplateProcessing
 
 import generate
 from core import generators
-from core.attention import padded
 from core.check import refuse_wrong_logprobs
-from core.engine import sample_all
 from core.model import load_model, load_tokenizer, refuse_misfit, refuse_too_long
 from core.rollouts import Report, Request, Rollout, SharedParameters, given_rollout
 from core.settings import Sampling, model_path, parse, read_sources
@@ -44,26 +39,12 @@ from core.text import (
     quoted,
     refuse_prompts,
 )
-from core.torch_engine import TorchEngine
 from curve.flags import run_command
 from data import Problem
 from data.verify import Verdict
 from docs.make_base import make_tokenizer
 from machinery.evaluation import judge_all
 from machinery.run import make_prompts
-
-# --- the engine -----------------------------------------------------------------------------------
-
-
-def test_one_slot_and_the_widths_of_a_gpu_sample_from_the_model(models, monkeypatch):
-    model = load_model(models["llama"])
-    on_a_gpu = lambda positions, _: padded(positions, torch.device("cuda"))
-    monkeypatch.setattr("core.torch_engine.padded", on_a_gpu)
-    engine = TorchEngine(model, decoding(prompt_budget=200), slots=1)
-    rollouts = sample_all(engine, requests(2))
-    assert (engine.cache.width, engine.cache.positions) == (64, 256)
-    assert max(largest_error(rollout, model) for rollout in rollouts) < 1e-4
-
 
 # --- models that cannot be sampled ----------------------------------------------------------------
 
@@ -453,14 +434,3 @@ def test_what_the_command_cannot_do_is_one_line_and_status_2(
     printed = capsys.readouterr()
     assert ended.value.code == 2 and printed.out == ""
     assert re.match(f"error: .*{message}.*\n$", printed.err)
-
-
-def test_the_script_runs_from_any_folder_and_its_waiting_threads_leave_the_cores(
-    tmp_path, monkeypatch
-):
-    monkeypatch.delenv("OMP_WAIT_POLICY")  # of conftest.py
-    command = ROOT / "generate.py", "--prompt", "1+1="
-    done = python(*command, folder=tmp_path, OMP_DISPLAY_ENV="true")
-    assert done.stdout.startswith("prompt  | 1+1=\nreply   | "), done.stderr
-    assert "OMP_WAIT_POLICY = 'PASSIVE'" in done.stderr
-    assert list(tmp_path.iterdir()) == []
