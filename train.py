@@ -83,7 +83,7 @@ def main(settings: Settings, sources: list[Source] | None = None) -> int:
     run = open_run(settings, sources)
     with run.until_its_end():
         # The other ranks call `train` in processes of their own; here is rank 0.
-        with other_ranks(run.settings, train, (run.start,), run.hint):
+        with other_ranks(run.settings, train, (run.start,), run.leave_no_name):
             train(0, run.start, run)
         run.leave_results(view.write_page)
     return run.exit_status()

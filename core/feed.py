@@ -26,6 +26,7 @@ from data.verify import Verdict, VerifierPool, no_verdict_at_all
 
 # The second number of each seed, so that no two draws have the same noise.
 TRAINING, VALIDATION, ORDER = 0, 1, 2
+SAY_EVERY = 30.0  # seconds, of a validation
 FEW_VERDICTS = 4  # a batch that wants no more verdicts than this may miss all of them by chance
 
 
@@ -128,9 +129,9 @@ class Feed:
         self.generators, self.verifiers = [], None  # until the start
         self.restarts = 0  # generators replaced in this process; a resumed run counts from 0 again
         self.failure = ""  # why the run cannot go on
-        # Not logged yet: what all generators did for training; their events, (generator, *event).
+        # What all generators did for training, in this process.
         self.busy_seconds, self.sampled_tokens = 0.0, 0
-        self.events = []
+        self.events = []  # of them, not logged yet: (generator, *event)
 
     def state(self) -> dict:
         """All that a new Feed goes on from, for a checkpoint. Groups under way are sampled again
@@ -309,9 +310,15 @@ class Feed:
                 groups.append(self._group(number, source, problem_index, generator, version))
         self.validating = dict(enumerate(groups))
         self._send(groups)
-        go_on = True
+        go_on, began = True, time.monotonic()
+        said, completions = began, sum(len(group.requests) for group in groups)
         while go_on and not all(group.finished for group in groups):
             go_on = self._take_in()
+            now, done = time.monotonic(), sum(len(group.rollouts) for group in groups)
+            if now - said > SAY_EVERY:
+                said, left = now, (now - began) / 60 * (completions - done) / max(1, done)
+                minutes = f", {left:.0f} minutes left" if done else ""
+                say(f"validation: {done} of {completions}{minutes}")
         self.validating = {}
         return groups if go_on and self._judged(groups) else None
 

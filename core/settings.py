@@ -21,7 +21,7 @@ from typing import Literal
 import torch
 
 import loss
-from core.screen import say
+from core.screen import say, warn
 from curve.flags import fill, flag, option, read_flags
 from data.load import Source, load_data, parse_spec
 from loss import Recipe
@@ -124,10 +124,14 @@ class Settings(Sampling):
 
     recipe: Recipe = Recipe()
     name: str | None = option(
-        None, "the run's folder is runs/NAME; by default recipe, changed parts, seed, and a number"
+        None,
+        "the run's folder is runs/NAME, or NAME if it begins with a /, as on another disk; by"
+        " default recipe, changed parts, seed, and a number",
     )
     resume: Path | None = option(
-        None, "folder of a run to go on with; a flag that would make it another run is refused"
+        None,
+        "folder of a run to go on with; --model and --data may have other paths, and a flag that"
+        " would make it another run is refused",
     )
     from_step: int | None = option(
         None, "of the checkpoint to resume from, later ones are removed; None: the newest", least=0
@@ -253,13 +257,17 @@ PRESETS["short"] |= {"asynchrony": "pipeline-2", "length_control": "penalty"}  #
 BY_MEMORY = ("slots", "gradient_checkpointing", "tokens_per_micro_batch")
 
 # A resumed run may change these: when it ends, how often it writes, devices and what they hold,
-# patience, and --least-prompts, if it has run out of prompts.
+# patience, where the model is (its checksum decides), and --least-prompts, if it has run out of
+# prompts.
 MAY_CHANGE = set(
-    """resume from_step steps validation_every checkpoint_every keep_checkpoints track engine
+    """model resume from_step steps validation_every checkpoint_every keep_checkpoints track engine
     tensor_parallel generators trainers one_process slots generator_memory vllm_options
     tokens_per_micro_batch gradient_checkpointing share_prompts threads verifiers wait_timeout
     max_restarts rollouts_kept least_prompts stop_when_gain_below""".split()
 )
+
+# Settings that runs of before have in their config.json.
+GONE = {"offload"}
 
 # generate.py takes these from the run that made its model.
 OF_ITS_RUN = """data defaults prompt_budget thinking_budget answer_budget length_control
@@ -411,7 +419,9 @@ def read_settings(folder: Path) -> Settings:
             values["positive_resampling"] = not values.pop("no_positive_resampling")
         settings = fill(Settings, values)
         unknown = values.keys() - with_recipe(settings).keys() - {"versions"}
-        refuse(unknown, f"it has no setting {', '.join(unknown)}")
+        if gone := unknown & GONE:
+            warn(str(folder), f"{folder}: {', '.join(gone)} is no setting any more, and left out")
+        refuse(unknown - GONE, f"there is no setting {', '.join(unknown - GONE)}")
         return settings
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{folder}: the folder holds no run of this program ({error!r})") from None
@@ -564,12 +574,20 @@ def refuse_small_numbers(part: Sampling | Recipe) -> None:
             refuse(not enough, f"{flag(field.name)} is {value}; it must be finite and {wanted}")
 
 
+def not_in_checksum(data: tuple[str, ...]) -> list[tuple]:
+    """What a checksum of the problems does not know of --data: weights, tasks, and the names of
+    several curves."""
+    specs = [*map(parse_spec, data)]
+    names = [Path(spec.name).name if len(specs) > 1 else "" for spec in specs]
+    return [(name, spec.weight, spec.options.get("task", "")) for name, spec in zip(names, specs)]
+
+
 def resumed(before: Settings, now: Settings) -> Settings:
     """The settings that a resumed run goes on with. ValueError, naming the flags, if it would not
     be the same run."""
     # None: the rate follows from the model's size, and the run has found it.
     now = replace(now, learning_rate=now.learning_rate or before.learning_rate)
-    old, new = with_recipe(before), with_recipe(now)
+    old, new = (with_recipe(each) | {"data": not_in_checksum(each.data)} for each in (before, now))
     changed = [
         f"{flag(name)} (was {old[name]}, now {new[name]})"
         for name in old

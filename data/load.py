@@ -121,7 +121,8 @@ def fingerprint(source: Source) -> str:
     nothing for others."""
     text = str(len(source.train))
     for problem in source.train + source.validation:
-        text += repr((problem.prompt, problem.answer))
+        system = (problem.system,) * (problem.system is not None)
+        text += repr((problem.prompt, problem.answer, *system))
     return hashlib.sha256(text.encode()).hexdigest()
 
 

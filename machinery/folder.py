@@ -16,6 +16,7 @@ from typing import TextIO
 import safetensors
 
 import loss
+from core.screen import warn
 from core.settings import Settings, read_settings, refuse
 from curve.files import write_whole
 
@@ -24,14 +25,18 @@ from curve.files import write_whole
 
 def new_folder(settings: Settings) -> Path:
     """The path of a new run's folder: runs/NAME of --name, or the first of runs/NAME, runs/NAME-2,
-    runs/NAME-3, ... that does not exist. ValueError if --name names one that is not empty."""
+    runs/NAME-3, ... that does not exist. ValueError if --name names one that holds anything, but
+    for what a run leaves that was killed before its first validation."""
     name, number = settings.name or name_of(settings), 1
     folder = Path("runs", name)
     while folder.exists() and settings.name is None:
         number += 1
         folder = Path("runs", f"{name}-{number}")
-    if folder.exists() and not {*os.listdir(folder)} <= {"lock"}:
-        raise ValueError(f"{folder} holds another run; choose another --name, or move it away")
+    files = {*os.listdir(folder)} if folder.exists() else set()
+    refuse(
+        files - {"lock", "config.json", "log.jsonl"} or lines_of_log(folder),
+        f"{folder} holds another run; choose another --name, or move it away",
+    )
     return folder
 
 
@@ -59,15 +64,17 @@ def write_config(folder: Path, settings: Settings) -> None:
 
 def lock_folder(folder: Path) -> TextIO:
     """Lock a folder until the returned file closes or the process ends. ValueError if another
-    process has it."""
+    process has it. On a file system without locks it is warned that nothing guards the folder."""
     file = open(folder / "lock", "a+")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except (BlockingIOError, PermissionError):  # the latter where NFS imitates it
         file.seek(0)
         raise ValueError(
             f"{folder} is in use by process {file.read().strip()}; wait for it or stop it"
         ) from None
+    except OSError as error:
+        warn("lock", f"{folder} cannot be locked ({error}): let no other process work on it")
     file.truncate(0)
     print(os.getpid(), file=file, flush=True)
     return file
@@ -78,7 +85,8 @@ def lock_folder(folder: Path) -> TextIO:
 
 def checkpoints(folder: Path) -> list[Path]:
     """The checkpoints of a run, the oldest first."""
-    return sorted((folder / "checkpoints").glob("step-*[0-9]"), key=step_of)
+    named = (folder / "checkpoints").glob("step-*")
+    return sorted((each for each in named if each.name[5:].isdecimal()), key=step_of)
 
 
 def step_of(checkpoint: Path) -> int:
@@ -100,15 +108,14 @@ def checkpoint_of(folder: Path, step: int | None) -> Path | None:
 def read_state(folder: Path, checkpoint: Path) -> dict:
     """The state in a checkpoint of a run. ValueError, with what to do, if a file of it is damaged,
     or if the log has lost R0 or the step of the checkpoint."""
-    log, path = folder / "log.jsonl", checkpoint / "state.json"
-    steps = {line["step"] for line in (json_lines(log) if log.exists() else ())}
+    steps, path = {line["step"] for line in lines_of_log(folder)}, checkpoint / "state.json"
     refuse(
         not {0, step_of(checkpoint)} <= steps,
-        f"{log} has lost its beginning or its end: put the old log back, or train the model in a"
-        f" new run: --model {checkpoint}/model",
+        f"{folder}/log.jsonl has lost its beginning or its end: put the old log back, or train the"
+        f" model in a new run: --model {checkpoint}/model",
     )
     try:
-        state = json.loads(path.read_text())
+        state = {"weights": None} | json.loads(path.read_text())  # at first there were none
         state["wall_seconds"]  # a run writes it
         for path in (checkpoint / "optimizer.safetensors", *checkpoint.rglob("*.safetensors")):
             safetensors.safe_open(path, "pt")  # reads its header, and compares its length
@@ -120,9 +127,13 @@ def read_state(folder: Path, checkpoint: Path) -> dict:
         ) from None
 
 
-def remove_checkpoint(checkpoint: Path) -> None:
-    """Remove a checkpoint. If the process is killed meanwhile, what is left is no checkpoint."""
-    shutil.rmtree(checkpoint.rename(f"{checkpoint}.partial"))
+def remove_checkpoints(folder: Path, unwanted: list[Path]) -> None:
+    """Remove these checkpoints of a run, and what processes have left that were killed while they
+    wrote or removed a folder. If this one is killed too, what is left is no checkpoint."""
+    for partial in [*folder.rglob("*.partial/")]:
+        shutil.rmtree(partial)
+    for checkpoint in unwanted:
+        shutil.rmtree(checkpoint.rename(f"{checkpoint}.partial"))
 
 
 @contextlib.contextmanager
@@ -181,13 +192,24 @@ def json_lines(path: Path) -> list[dict]:
     return lines
 
 
+def lines_of_log(folder: Path) -> list[dict]:
+    """The lines of a run's log; [] if there is none. ValueError as in `json_lines`."""
+    log = folder / "log.jsonl"
+    return json_lines(log) if log.exists() else []
+
+
 def drop_later(path: Path, step: int) -> list[dict]:
-    """Drop the lines of all steps after this one, since they come again, and the line of the end.
-    Returns the lines that are left; [] if there is no file. ValueError as in `json_lines`."""
+    """Move the lines of all steps after this one, since they come again, and the line of the end to
+    the end of PATH.before. Returns the lines that are left; [] if there is no file. ValueError as
+    in `json_lines`."""
     if not path.exists():
         return []
-    lines = json_lines(path)
-    left = [line for line in lines if line["step"] <= step and line["kind"] != "end"]
+    left = []
+    for line in json_lines(path):
+        if line["step"] <= step and line["kind"] != "end":
+            left.append(line)
+        else:
+            append_line(path.with_name(f"{path.name}.before"), line)
     write_whole(path, "".join(json.dumps(line) + "\n" for line in left))
     return left
 
@@ -195,8 +217,7 @@ def drop_later(path: Path, step: int) -> list[dict]:
 def finished(folder: Path, wanted: Settings) -> bool:
     """Whether the run in this folder has come to its end as these settings want it: the log says
     so when its last checkpoint and its model are written. ValueError as in `json_lines`."""
-    log = folder / "log.jsonl"
-    lines = json_lines(log) if log.exists() else []
+    lines = lines_of_log(folder)
     if not lines or lines[-1]["kind"] != "end":
         return False
     before = read_settings(folder)

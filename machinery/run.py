@@ -11,7 +11,8 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import TextIO
+from pathlib import Path
+from typing import NamedTuple, TextIO
 
 import safetensors.torch
 import torch
@@ -21,7 +22,7 @@ import loss
 from core import lora
 from core.attention import attention_on_gpu, recurrent
 from core.check import refuse_wrong_logprobs
-from core.engine import engine_settings
+from core.engine import EngineSettings, engine_settings
 from core.feed import Feed, Prompts
 from core.generators import GeneratorFailed
 from core.model import first_learning_rate, load_model, load_tokenizer, refuse_misfit
@@ -43,21 +44,23 @@ from curve.forecast import levelled_off
 from curve.plots import plot_variants
 from curve.report import describe, report
 from data.load import Source
+from data.tasks import mathematics
 from machinery.folder import (
     checkpoint_of,
     checkpoints,
     finished,
+    lines_of_log,
     lock_folder,
     new_folder,
     read_state,
-    remove_checkpoint,
+    remove_checkpoints,
     step_of,
     whole_folder,
     write_config,
 )
 from machinery.measures import Compute, Totals, attention_widths, matmul_parameters
 from machinery.ranks import Stop, from_rank_0, rank_and_ranks
-from machinery.record import Record
+from machinery.record import Record, fall
 from machinery.trainer import Start, gather, numerics_mismatch
 
 # Trainer and generator compare log-probabilities of at most so many completions of a validation.
@@ -67,6 +70,35 @@ COMPARED = 64
 # --- how a run is opened --------------------------------------------------------------------------
 
 
+class Place(NamedTuple):
+    """Where a run goes on, or begins."""
+
+    folder: Path
+    lock: TextIO | None  # a new folder is not there yet
+    checkpoint: Path | None
+    state: dict  # of that checkpoint, or {}
+
+
+class Ready(NamedTuple):
+    """A model that can be trained, and what suits it."""
+
+    model: PreTrainedModel  # on the CPU, in fp32
+    path: str
+    weights: int  # the checksum of the run's first model
+    prompts: Prompts
+    settings: Settings
+    engines: list[EngineSettings]  # of each generator
+
+
+class Roles(NamedTuple):
+    """Who does what."""
+
+    start: Start  # for the trainer's ranks
+    feed: Feed  # for the generators
+    stop: Stop
+    compute: Compute
+
+
 def open_run(asked: Settings, sources: list[Source] | None = None) -> "Run":
     """Check everything that can be checked before a process is started, and make the run's folder
     or open it again. Returns rank 0's Run. sources: those of --data, if they are read already.
@@ -74,8 +106,28 @@ def open_run(asked: Settings, sources: list[Source] | None = None) -> "Run":
     The settings of the run are in its `start` (`settings_of_the_run`). ValueError or OSError if the
     flags, the data or the model cannot be used.
     """
-    # The data, and where the run goes on.
     sources = sources or read_sources(asked)
+    place = where_it_goes_on(asked)
+    ready = ready_to_train(asked, sources, place)
+    roles = who_does_what(ready, place)
+
+    # Only now is anything written.
+    folder, lock, _, state = place
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = lock or lock_folder(folder)
+    write_config(folder, dataclasses.replace(asked, learning_rate=ready.settings.learning_rate))
+    step = roles.start.step
+    if asked.resume:
+        say(f"{folder}: going on from step {step}")
+    later = [each for each in checkpoints(folder) if step_of(each) > step]  # they come again
+    remove_checkpoints(folder, later[::-1])
+    record = Record(folder, roles.compute, roles.feed, state)
+    return Run(roles.start, record, roles.stop, lock)
+
+
+def where_it_goes_on(asked: Settings) -> Place:
+    """The folder of the run, locked if it is there, and the checkpoint to go on from. ValueError if
+    the run is finished, or if nobody can go on with what is there."""
     folder = asked.resume or new_folder(asked)
     # Before its checkpoint is chosen: a process that ends may still write a newer one.
     lock = lock_folder(folder) if asked.resume else None
@@ -85,53 +137,70 @@ def open_run(asked: Settings, sources: list[Source] | None = None) -> "Run":
         f"{folder} is finished: a larger --steps goes on, or another --stop-when-gain-below or"
         " --least-prompts, if that has ended it",
     )
-    first_model = newest_model = model_path(asked.model)
-    step, state = 0, None
-    if checkpoint:
-        state = read_state(folder, checkpoint)
-        step, newest_model = state["step"], str(checkpoint / "model")
+    state = read_state(folder, checkpoint) if checkpoint else {}
+    refuse(
+        not state and any(line["kind"] == "train" for line in lines_of_log(folder)),
+        f"{folder} has steps in its log, and no checkpoint to go on from: put one back into"
+        f" {folder}/checkpoints, or move the folder away and begin again",
+    )
+    return Place(folder, lock, checkpoint, state)
 
-    # The model and its prompts. Engines are made of the run's first model, which stays where it is;
-    # their parameters come from the trainer. Adapters stand beside the weights of the first model.
-    trained_model = first_model if asked.lora_rank else newest_model
-    model = load_model(trained_model)
-    prompts = make_prompts(asked, first_model, model, sources)
+
+def ready_to_train(asked: Settings, sources: list[Source], place: Place) -> Ready:
+    """The newest model of the run, its prompts, its settings. ValueError if they do not go
+    together."""
+    # Engines are made of the run's first model, which stays where it is; their parameters come from
+    # the trainer. Adapters stand beside its weights.
+    path = first = model_path(asked.model)
+    model = load_model(first)
+    weights = lora.checksum(model)
+    if place.checkpoint and not asked.lora_rank:
+        path = f"{place.checkpoint}/model"
+        model = load_model(path)
+    prompts = make_prompts(asked, first, model, sources)
     settings = settings_of_the_run(asked, model)
-    generators, trainers = devices_here(settings)
-    engines = [
-        engine_settings(settings, devices, first_model, prompts.decoding) for devices in generators
-    ]
+    generators, _ = devices_here(settings)
+    engines = [engine_settings(settings, each, first, prompts.decoding) for each in generators]
     over_slots = engines[0].engine == "torch"
     refuse_wrong_logprobs(model, asked.model, over_slots, settings.share_prompts)
+    return Ready(model, path, weights, prompts, settings, engines)
 
-    # Who does what.
-    parameters = SharedParameters(model, len(trainers))
-    stop = Stop()
+
+def who_does_what(ready: Ready, place: Place) -> Roles:
+    """What the ranks start from, and who feeds them. ValueError if problems or weights are not
+    those that the checkpoint was made with."""
+    model, path, weights, prompts, settings, engines = ready
+    folder, _, checkpoint, state = place
+    parameters, stop = SharedParameters(model, len(devices_here(settings)[1])), Stop()
     feed = Feed(settings, prompts, engines, parameters, stop.asked, state)
     compute = compute_of(settings, model)
-    weights = lora.checksum(model) if settings.lora_rank else None
+    # A state of before may have no checksum of the weights.
+    same = not state or state["data"] == feed.data and state["weights"] in (None, weights)
     refuse(
-        state and (state["data"], state["weights"]) != (feed.data, weights),
-        f"--resume {folder}: the problems of --data {' '.join(asked.data)}, or with --lora-rank the"
-        f" weights of --model {asked.model}, are not those that its checkpoint was made with: put"
-        f" the old ones back, or train its model in a new run: --model {newest_model}",
+        not same,
+        f"--resume {folder}: the problems of --data {' '.join(settings.data)}, or the weights of"
+        f" --model {settings.model}, are not those that its checkpoint was made with: put the old"
+        f" ones back, or train its model in a new run: --model {checkpoint}/model",
     )
     if settings.lora_rank:
         compute.adapters = lora.add_adapters(model, settings, checkpoint)
+    say_needs(settings, model)
+    step, longest = state.get("step", 0), prompts.decoding.longest
+    start = Start(settings, step, path, weights, checkpoint, parameters, longest)
+    return Roles(start, feed, stop, compute)
 
-    # Only now is anything written.
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = lock or lock_folder(folder)
-    write_config(folder, dataclasses.replace(asked, learning_rate=settings.learning_rate))
-    if settings.resume:
-        say(f"{folder}: going on from step {step}")
-    for later in reversed(checkpoints(folder)):
-        if step_of(later) > step:  # it comes again
-            remove_checkpoint(later)
-    record = Record(folder, compute, feed, state)
-    longest = prompts.decoding.longest
-    start = Start(settings, step, trained_model, weights, checkpoint, parameters, longest)
-    return Run(start, record, stop, lock)
+
+def say_needs(settings: Settings, model: PreTrainedModel) -> None:
+    """Say what memory and disk the run takes at least. In fp32 a parameter has 4 bytes; one that is
+    trained has a gradient and two moments besides."""
+    weights = 4e-6 * sum(each.numel() for each in model.parameters())  # MB
+    trained = 4e-6 * model.num_parameters(only_trainable=True)
+    checkpoint = weights + (3 if settings.lora_rank else 2) * trained
+    say(
+        f"memory: {weights + 3 * trained:,.0f} MB for the trainer, {weights:,.0f} MB for each"
+        f" generator and {weights:,.0f} MB between them; what a step and the caches take comes on"
+        f" top. disk: up to {(settings.keep_checkpoints + 2) * checkpoint + weights:,.0f} MB"
+    )
 
 
 def compute_of(settings: Settings, model: PreTrainedModel) -> Compute:
@@ -190,18 +259,20 @@ def make_prompts(
     )
     refuse_few_problems(settings, sources)
     first = problems[0]
-    reply, ids = first.answer, prompt_ids(tokenizer, first, settings)
+    ids = prompt_ids(tokenizer, first, settings)
     refuse_misfit(model, decoding, ids)
     refuse_prompts(tokenizer, problems, settings)
     ends = " or ".join(repr(tokenizer.decode([token])) for token in decoding.eos)
     say(f"The first prompt, as the model gets it: {tokenizer.decode(ids)!r}")
-    if first.task.endswith("mathematics"):
+    answer = f"Its answer is {first.answer!r:.200}"
+    if first.task == mathematics.__name__:
         reply = rf"\boxed{{{first.answer}}}"
         refuse(
             tokenizer.unk_token_id in tokenizer(reply, add_special_tokens=False).input_ids,
             f"--model {path}: its tokenizer has no tokens for a part of the answer {reply!r:.200}",
         )
-    say(f"Its answer is {first.answer!r:.200}, and it would have to come as {reply!r:.200}.")
+        answer += f", and it would have to come as {reply!r:.200}"
+    say(f"{answer}.")
     say(f"A completion ends with {ends}, or after {decoding.longest_completion} tokens.")
     return Prompts(sources, tokenizer, decoding)
 
@@ -257,10 +328,9 @@ class Run:
                 safetensors.torch.save_file(adapters, checkpoint / "adapters.safetensors")
             (checkpoint / "state.json").write_text(json.dumps(state))
         # The newest are kept, and the one of the best validation: the pass rate may fall.
-        _, best = self.record.fall()
-        for old in checkpoints(self.folder)[: -self.settings.keep_checkpoints]:
-            if old != best:
-                remove_checkpoint(old)
+        _, best = fall(self.record.validations, self.folder)
+        old = checkpoints(self.folder)[: -self.settings.keep_checkpoints]
+        remove_checkpoints(self.folder, [each for each in old if each != best])
 
     # Which rank 0 answers
 
@@ -376,8 +446,13 @@ class Run:
             raise RuntimeError(f"the run has failed, as said above{self.hint()}") from error
         finally:
             self.feed.close()
-            if not (self.record.validations or checkpoints(self.folder) or self.settings.resume):
-                shutil.rmtree(self.folder)
+            self.leave_no_name()
+
+    def leave_no_name(self) -> str:
+        """Remove the folder of a new run that has measured nothing. Returns the `hint`."""
+        if not (self.record.validations or checkpoints(self.folder) or self.settings.resume):
+            shutil.rmtree(self.folder)
+        return self.hint()
 
     def hint(self) -> str:
         """How to go on, to be put behind an error; '' as long as there is no checkpoint."""
@@ -407,14 +482,14 @@ class Run:
         if saved := checkpoints(self.folder):  # a run that ended early may have none
             with whole_folder(self.folder / "model") as folder:
                 shutil.copytree(saved[-1] / "model", folder, dirs_exist_ok=True)
-        steps = record.last_steps[-1]["step"] if record.last_steps else 0
+        steps = record.steps[-1]["step"] if record.steps else 0
         if self.reason:
-            record.log({"kind": "end", "step": steps, "reason": self.reason})
+            record.log.add({"kind": "end", "step": steps, "reason": self.reason})
         fitted = self._fit_curves()
         spent = record.compute.columns()
         print(
             f"compute     {steps} steps, {spent['compute_device_hours']:.3f} device-hours,"
-            f" {spent['compute_tokens'] / 1e6:.2f} M sampled tokens,"
+            f" {spent['compute_tokens']:,} sampled tokens,"
             f" {spent['compute_flops']:.2e} FLOPs;"
             f" {time.monotonic() - record.began:.0f} s with start and validation"
         )
@@ -425,7 +500,7 @@ class Run:
             if record.rollouts.path.exists():
                 print(f"next        open {write_page(self.folder)} in a browser")
         except Exception as error:  # of whatever kind: the run has not failed
-            warn("results", f"curve.png or rollouts.html cannot be made ({error!r})")
+            warn("results", f"curve.png or rollouts.html cannot be made ({error!r:.200})")
 
     def _fit_curves(self) -> dict:
         """Fit the curve of each source, and print what was found. Returns a list with the fit of

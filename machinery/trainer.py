@@ -44,7 +44,7 @@ class Start:
     settings: Settings
     step: int  # optimizer steps made
     model: str  # folder or hub name
-    weights: int | None  # with --lora-rank the `checksum` of that model, for checkpoints
+    weights: int  # the checksum of the run's first model, for checkpoints
     checkpoint: Path | None  # has the optimizer's moments, and adapters
     parameters: SharedParameters  # nothing is written there yet
     longest: int  # tokens of a prompt and its completion, at most

@@ -50,7 +50,7 @@ from machinery.folder import (
     write_config,
 )
 from machinery.measures import Compute, Totals, attention_widths, matmul_parameters
-from machinery.record import Record, step_warnings
+from machinery.record import Record, pass_rates, warnings
 from machinery.run import open_run
 
 
@@ -135,7 +135,7 @@ def test_idle_time_of_the_generators_adds_up_though_their_reports_come_in_lumps(
     record.compute.started = clock.now
     for step, busy in enumerate([0.0, 0.0, 5.0, 0.0, 5.0], 1):  # of both; a step takes a second
         clock.now += 1.0
-        record.feed.busy_seconds = busy
+        record.feed.busy_seconds += busy
         log_a_step(record, step, waited=0.25)
     idle = [
         (line["generator_idle_fraction"], line["trainer_idle_fraction"])
@@ -190,7 +190,7 @@ def test_a_resumed_run_drops_what_the_log_tells_of_later_steps_and_half_a_line(
     record, log = new_record(), tmp_path / "log.jsonl"
     until_2 = [("validation", 0), ("train", 1), ("train", 2), ("validation", 2)]
     for kind, step in [*until_2, ("train", 3), ("end", 2)]:
-        record.log({"kind": kind, "step": step, "value": math.nan})
+        record.log.add({"kind": kind, "step": step, "value": math.nan})
     log.open("a").write('{"kind": "train", "st')
     record = new_record(state=record.state() | {"step": 2})
     kept = [(line["kind"], line["step"], line["value"]) for line in json_lines(log)]
@@ -211,12 +211,11 @@ def judged(source, *scores):
 
 
 def test_a_validation_has_the_means_of_all_sources_by_their_weights(new_record):
-    record = new_record()
-    alone = record._pass_rates([judged(0, 0.5, 1.0, True, 0), judged(0, 0, 0, 0, 0)])
+    (first,) = new_record().sources
+    alone = pass_rates([judged(0, 0.5, 1.0, True, 0), judged(0, 0, 0, 0, 0)], [first])
     assert alone == {"pass_rate": 0.25, "pass_at_n": 0.5, "score_mean": 0.3125}
-    (first,) = record.sources
-    record.sources = [first, dataclasses.replace(first, name="other", weight=3.0)]
-    assert record._pass_rates([judged(0, 0.5, 0, 0, 0), judged(1, 1.0, 0, 0, 0)]) == {
+    both = [first, dataclasses.replace(first, name="other", weight=3.0)]
+    assert pass_rates([judged(0, 0.5, 0, 0, 0), judged(1, 1.0, 0, 0, 0)], both) == {
         "pass_rate": 0.1875,
         "pass_rate/given": 0,
         "pass_rate/other": 0.25,
@@ -333,7 +332,7 @@ def test_a_fall_is_said_with_the_command_that_goes_on_from_before_it_and_it_does
     best one is kept beside the newest ones; what came later is dropped."""
     rates = iter([0.1, 0.5, 0.9, 0.8, 0.84, 0.7, 0.6])  # a fifth of the gain is .16
     next_rate = lambda *_: {"pass_rate": next(rates), "num_examples": 2000}
-    monkeypatch.setattr(Record, "_pass_rates", next_rate)
+    monkeypatch.setattr("machinery.record.pass_rates", next_rate)
     folder = Path("runs/fallen")
     chosen = settings(
         steps=6, validation_every=1, checkpoint_every=1, keep_checkpoints=2, rollouts_kept=0
@@ -433,8 +432,8 @@ def test_what_the_last_steps_are_warned_of(made, about):
     steps = []
     for times, kind in (each.split() for each in made.split(", ")):
         steps += [healthy | STEPS[kind]] * int(times)
-    assert ", ".join(step_warnings(steps, 100, 8)) == about
-    assert step_warnings(steps, 7, 8)["few prompts"].startswith("7 prompts are left")
+    assert ", ".join(warnings(steps, 100, 8)) == about
+    assert warnings(steps, 7, 8)["few prompts"].startswith("7 prompts are left")
 
 
 # --- trackers -------------------------------------------------------------------------------------
@@ -444,7 +443,7 @@ def test_tensorboard_gets_what_the_log_gets(new_record, tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     record = new_record(track="tensorboard")
-    record.log({"kind": "train", "step": 7, "loss": 0.5, "ratio_max": math.nan, "words": "no"})
+    record.log.add({"kind": "train", "step": 7, "loss": 0.5, "ratio_max": math.nan, "words": "no"})
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert {*events.Tags()["scalars"]} == {"train/step", "train/loss", "train/wall_seconds"}
     assert [(e.step, e.value) for e in events.Scalars("train/loss")] == [(7, 0.5)]
@@ -458,7 +457,7 @@ def test_a_tracker_that_fails_is_said_once_and_the_run_goes_on(
     monkeypatch.setitem(sys.modules, "trackio", tracker)
     record = new_record(track="trackio")
     for step in range(1, 5):
-        record.log({"kind": "validation", "step": step, "pass_rate": step / 10})
+        record.log.add({"kind": "validation", "step": step, "pass_rate": step / 10})
     first, _ = tracker.log.call_args_list
     assert first.args[0]["validation/pass_rate"] == 0.1 and first.kwargs == {"step": 1}
     said = capsys.readouterr().err

@@ -63,7 +63,7 @@ OF_ONE_RUN = {"name", "seed", "resume", "from-step"}
 def read_study(study: str) -> dict[str, dict]:
     """The changes of each variant of a study, by name. ValueError if it is not a study."""
     try:
-        variants = STUDIES.get(study) or json.loads(Path(study).read_text())
+        variants = STUDIES.get(study) or json.loads(read_text(Path(study)))
         for name, changes in variants.items():
             if not re.fullmatch(r"[\w.+-]+", name) or not isinstance(changes, dict):
                 raise ValueError(f"{name!r} is no name of a folder, or names no fields")

@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
 def write_page(run: Path) -> Path:
     """Make rollouts.html of the run in this folder, and return its path. Errors as in `main`."""
     # Only the page's own script is allowed to run on it: no completion can know this number.
-    page = TEMPLATE.read_text().replace("NONCE_OF_THE_PAGE", secrets.token_hex())
+    page = TEMPLATE.read_text(encoding="utf-8").replace("NONCE_OF_THE_PAGE", secrets.token_hex())
     before, after = page.split("DATA_OF_THE_RUN")
     target = run / "rollouts.html"
     write_whole(target, before + as_json(read_run(run)) + after)
