@@ -417,11 +417,12 @@ def read_settings(folder: Path) -> Settings:
         values = stored | stored["recipe"]
         if "no_positive_resampling" in values:  # its name in runs of before
             values["positive_resampling"] = not values.pop("no_positive_resampling")
+        for name in GONE & values.keys():
+            warn(name, f"{folder}: {name} is no setting any more, and is left out")
+            del values[name]
         settings = fill(Settings, values)
         unknown = values.keys() - with_recipe(settings).keys() - {"versions"}
-        if gone := unknown & GONE:
-            warn(str(folder), f"{folder}: {', '.join(gone)} is no setting any more, and left out")
-        refuse(unknown - GONE, f"there is no setting {', '.join(unknown - GONE)}")
+        refuse(unknown, f"there is no setting {', '.join(unknown)}")
         return settings
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{folder}: the folder holds no run of this program ({error!r})") from None

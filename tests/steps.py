@@ -17,6 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 import loss
 import train
 from core.feed import Feed, Prompts
+from core.lora import checksum
 from core.model import load_model, load_tokenizer
 from core.rollouts import Batch, Group, Rollout, SharedParameters, given_rollout
 from core.settings import Settings, parse
@@ -158,7 +159,8 @@ def train_rank(
     batches. Returns the Run that rank 0 has; None on another rank."""
     run = None
     parameters = parameters or SharedParameters(load_model(name))
-    start = Start(chosen, step, name, None, checkpoint, parameters, 64)
+    weights = checksum(load_model(name))
+    start = Start(chosen, step, name, weights, checkpoint, parameters, 64)
     if rank == 0:
         feed = GivenGroups(chosen, batches, parameters, name)
         folder.mkdir(parents=True, exist_ok=True)

@@ -17,6 +17,7 @@ import pytest
 import torch
 from faults import log
 from programs import rows
+from safetensors.torch import load_file, save_file
 from steps import (
     FIRST,
     GivenGroups,
@@ -38,7 +39,9 @@ from core.generators import GeneratorFailed
 from core.model import load_model
 from core.rollouts import Batch
 from core.screen import Progress
-from core.settings import parse, read_settings
+from core.settings import parse, read_settings, resumed
+from data import Problem
+from data.load import Source, fingerprint
 from data.tasks import arithmetic
 from data.verify import Verdict
 from docs.make_base import BASE_MODEL
@@ -46,6 +49,7 @@ from machinery.folder import (
     checkpoints,
     json_lines,
     lock_folder,
+    new_folder,
     step_of,
     write_config,
 )
@@ -193,11 +197,13 @@ def test_a_resumed_run_drops_what_the_log_tells_of_later_steps_and_half_a_line(
         record.log.add({"kind": kind, "step": step, "value": math.nan})
     log.open("a").write('{"kind": "train", "st')
     record = new_record(state=record.state() | {"step": 2})
-    kept = [(line["kind"], line["step"], line["value"]) for line in json_lines(log)]
-    assert kept == [(*each, None) for each in until_2]
+    lines = lambda path: [(each["kind"], each["step"], each["value"]) for each in json_lines(path)]
+    assert lines(log) == [(*each, None) for each in until_2]
     assert [line["step"] for line in record.validations] == [0, 2]
     new_record()
     assert log.read_text() == ""
+    dropped = [("train", 3), ("end", 2), *until_2]  # they lie beside
+    assert lines(tmp_path / "log.jsonl.before") == [(*each, None) for each in dropped]
 
 
 # --- scores in between ----------------------------------------------------------------------------
@@ -290,14 +296,60 @@ def test_data_that_have_changed_and_a_folder_in_use_are_refused(resumable, monke
     resumable(refused)
     with lock_folder(Path("runs/run")), pytest.raises(ValueError, match=f"process {os.getpid()}"):
         run_train([*RESUME, "--from-step", "1"])  # before there is a look at its checkpoints
-    with pytest.raises(RuntimeError, match="the run has failed") as failed:
-        run_train(RESUME)
-    assert failed.value.__cause__ is refused
-    refused.__traceback__ = failed = None  # they held the lock
+    # The weights decide, and not where they lie. At first a checkpoint had no checksum of them.
+    for name in ("same", "other"):
+        shutil.copytree(BASE_MODEL, name)
+    save_file(
+        {name: 2 * each for name, each in load_file("other/model.safetensors").items()},
+        "other/model.safetensors",
+        {"format": "pt"},
+    )
+    state = checkpoints(Path("runs/run"))[-1] / "state.json"
+    of_before = json.loads(state.read_text())
+    del of_before["weights"]
+    for model, text in (("same", state.read_text()), ("other", json.dumps(of_before))):
+        with pytest.raises(ValueError, match="weights of --model other, are not those"):
+            run_train([*RESUME, "--model", "other"])
+        state.write_text(text)
+        with pytest.raises(RuntimeError, match="the run has failed") as failed:
+            run_train([*RESUME, "--model", model])
+        assert failed.value.__cause__ is refused
+        refused.__traceback__ = failed = None  # they held the lock
     problems = arithmetic.problems
     monkeypatch.setattr(arithmetic, "problems", lambda *asked: problems(*asked)[::-1])
     with pytest.raises(ValueError, match="are not those that its checkpoint"):
         run_train(RESUME)
+    data = [Source("", 1.0, [Problem("1+1=", "2", "", system=each)], []) for each in (None, "S")]
+    assert len({*map(fingerprint, data)}) == 2
+
+
+def test_a_log_of_steps_without_a_checkpoint_is_not_begun_again(resumable):
+    """A folder that a person has renamed is no checkpoint."""
+    resumable(AssertionError("it went on"))
+    run, (newest,) = Path("runs/run"), checkpoints(Path("runs/run"))
+    newest.rename(f"{newest}-bad1")
+    before = (run / "log.jsonl").read_text()
+    with pytest.raises(ValueError, match="^runs/run has steps in its log, and no checkpoint"):
+        run_train(RESUME)
+    assert (run / "log.jsonl").read_text() == before
+
+
+def test_what_a_run_leaves_that_has_measured_nothing_is_free_and_a_name_may_be_a_path(
+    here, tmp_path, monkeypatch, capsys
+):
+    """The file system of that path may have no locks."""
+    folder, error = tmp_path / "elsewhere", OSError(errno.ENOLCK, "No locks available")
+    chosen = parse(["--name", str(folder)])
+    folder.mkdir()
+    monkeypatch.setattr("fcntl.flock", Mock(side_effect=error))
+    lock_folder(folder).close()
+    assert f"{folder} cannot be locked ([Errno {errno.ENOLCK}]" in capsys.readouterr().err
+    write_config(folder, chosen)
+    (folder / "log.jsonl").touch()
+    assert new_folder(chosen) == folder
+    write_lines(folder / "log.jsonl", [{"kind": "validation", "step": 0}])
+    with pytest.raises(ValueError, match="holds another run"):
+        new_folder(chosen)
 
 
 @pytest.mark.parametrize("left", ["half", "{}", "[]", "tail", ""])
@@ -334,6 +386,7 @@ def test_a_fall_is_said_with_the_command_that_goes_on_from_before_it_and_it_does
     next_rate = lambda *_: {"pass_rate": next(rates), "num_examples": 2000}
     monkeypatch.setattr("machinery.record.pass_rates", next_rate)
     folder = Path("runs/fallen")
+    (folder / "checkpoints" / "step-000051.partial" / "model").mkdir(parents=True)  # of a kill
     chosen = settings(
         steps=6, validation_every=1, checkpoint_every=1, keep_checkpoints=2, rollouts_kept=0
     )
@@ -345,7 +398,7 @@ def test_a_fall_is_said_with_the_command_that_goes_on_from_before_it_and_it_does
     assert f"0.900 at step {FIRST + 2} to 0.700 at step {FIRST + 5}" in line["text"]
     assert f"--resume runs/fallen --from-step {FIRST + 2} goes on" in line["text"]
     saved = lambda: [step_of(path) - FIRST for path in checkpoints(folder)]
-    assert saved() == [2, 5, 6]
+    assert saved() == [2, 5, 6] and not [*folder.rglob("*.partial")]
     assert not (folder / "rollouts.jsonl").exists()  # --rollouts-kept 0
     files = [path for path in (folder / "checkpoints").rglob("*") if path.is_file()]
     assert {path.suffix for path in files} <= {".json", ".safetensors", ".jinja"}, "data only"
@@ -363,6 +416,7 @@ def test_a_fall_is_said_with_the_command_that_goes_on_from_before_it_and_it_does
         back_to(FIRST + 2)
     assert saved() == [2, 5]  # none that is half there
     assert back_to(FIRST + 2) == 0
+    assert not [*folder.rglob("*.partial")]
     assert started.call_args.args[1].step == FIRST + 2
     assert saved() == [2]
     assert max(line["step"] for line in json_lines(folder / "log.jsonl")) == FIRST + 2
@@ -383,8 +437,16 @@ def test_what_a_resumed_run_cannot_change_is_refused_by_name(here):
     changes = dict(resume=folder, steps=9, generators=2, wait_timeout=9.0)
     expected = dataclasses.replace(read_settings(folder), **changes)
     assert resume("--steps 9 --generators 2 --wait-timeout 9") == expected
-    # A run of before has the name that the paper has.
+    # Weights, and the names of several curves, are in no checksum.
+    data = lambda *paths: dataclasses.replace(expected, data=paths)
+    moved = data("b/x:2,answer=a", "b/y")
+    assert resumed(data("a/x:2", "y"), moved) == moved
+    for other in (("a/x:3", "y"), ("a/z:2", "y"), ("y", "a/x:2")):
+        with pytest.raises(ValueError, match="cannot change: --data "):
+            resumed(data("a/x:2", "y"), data(*other))
+    # A run of before has the name that the paper has, and a setting that is gone.
     stored = json.loads((folder / "config.json").read_text())
+    stored["offload"] = True
     stored["recipe"]["no_positive_resampling"] = not stored["recipe"].pop("positive_resampling")
     (folder / "config.json").write_text(json.dumps(stored))
     assert resume("--steps 9 --generators 2 --wait-timeout 9") == expected

@@ -98,10 +98,11 @@ with open(folder / "log.jsonl", "w") as log, open("events", "a", buffering=1) as
         print(json.dumps(line), file=log)
     try:
         print("+", file=events)
+        print("at first", flush=True)
         time.sleep(SECONDS)
     finally:
         print("-", file=events)
-print("at first\\nthis is why")
+print("this is why")
 sys.exit(folder.name == "other-seed0")
 """
 
@@ -129,8 +130,10 @@ def test_a_signal_is_passed_on_to_all_runs_and_no_other_is_started(number, prete
     assert not Path("runs/two/tables.md").exists()
 
 
-def test_a_failed_run_is_reported_and_the_others_go_on(pretend, capsys):
+def test_a_failed_run_is_reported_and_the_others_go_on(pretend, capsys, monkeypatch):
+    """What each does is said meanwhile."""
     events = pretend(seconds=1)
+    monkeypatch.setattr(study, "SAY_EVERY", 0.0)
     assert status_of(*COMMAND) == 1
     running = [*itertools.accumulate({"+": 1, "-": -1}[event] for event in events())]
     assert len(running) == 8 and max(running) == 2
@@ -138,6 +141,7 @@ def test_a_failed_run_is_reported_and_the_others_go_on(pretend, capsys):
     begun = re.findall(r"two/(\S+) begins, \d of 4", error)
     assert begun == ["plain-seed0", "other-seed0", "plain-seed1", "other-seed1"]
     assert error.count("error: ") == error.count("runs/two/other-seed0 failed: this is why") == 1
+    assert "runs/two/plain-seed1: at first\n" in error
     assert "| other " in Path("runs/two/tables.md").read_text()
 
 

@@ -57,6 +57,7 @@ class Study:
 # The variants of each study by name, and what each changes: fields of Settings or of its Recipe.
 # `batch` has as many groups in all, and `groups` as many completions in a step, as the default run.
 STUDIES = json.loads(Path(__file__).with_name("studies.json").read_text())
+SAY_EVERY = 60.0  # seconds, what each run does
 OF_ONE_RUN = {"name", "seed", "resume", "from-step"}
 
 
@@ -152,7 +153,7 @@ def train_all(runs: dict[Path, list[str]], jobs: int) -> bool:
         folder for folder, arguments in runs.items() if not finished(folder, parse(arguments))
     ]
     running = {}  # the process of each run, by folder
-    failed = False
+    failed, said = False, time.monotonic()
     try:
         while running or waiting:
             while waiting and len(running) < jobs:
@@ -160,12 +161,15 @@ def train_all(runs: dict[Path, list[str]], jobs: int) -> bool:
                 say(f"{folder} begins, {len(runs) - len(waiting)} of {len(runs)}")
                 running[folder] = start_run(folder, runs[folder])
             time.sleep(0.5)
+            if time.monotonic() - said > SAY_EVERY:
+                said = time.monotonic()
+                for folder in running:
+                    say(f"{folder}: {last_line(folder)}")
             ended = [folder for folder, run in running.items() if run.poll() is not None]
             for folder in ended:
                 if running.pop(folder).returncode:
                     failed = True
-                    *_, reason = read_text(Path(f"{folder}.txt")).strip().split("\n")
-                    say(f"error: {folder} failed: {reason} ({folder}.txt has all)")
+                    say(f"error: {folder} failed: {last_line(folder)} ({folder}.txt has all)")
     finally:
         if running:
             say("Stopping the runs; the same command goes on.")
@@ -174,6 +178,11 @@ def train_all(runs: dict[Path, list[str]], jobs: int) -> bool:
         for run in running.values():
             run.wait()
     return failed
+
+
+def last_line(folder: Path) -> str:
+    """The last line that a run has printed."""
+    return read_text(Path(f"{folder}.txt")).strip().split("\n")[-1]
 
 
 # --- the command ----------------------------------------------------------------------------------
