@@ -403,8 +403,8 @@ def with_recipe(settings: Settings) -> dict:
 def run_of(model: str) -> Path | None:
     """The folder of the run that made a model, which is RUN/model or RUN/checkpoints/STEP/model.
     None: no run has made it."""
-    path = Path(model_path(model))
-    for folder in path.absolute().parents[:3] if path.is_dir() else ():
+    path = Path(os.path.abspath(model_path(model)))  # without "..", and links stay as they are
+    for folder in path.parents[:3] if path.is_dir() else ():
         if (folder / "log.jsonl").exists() and (folder / "config.json").exists():
             return folder
     return None

@@ -28,31 +28,40 @@ from machinery.folder import new_folder, write_config
 # --- flags ----------------------------------------------------------------------------------------
 
 
+# In the folder of a run: flags of generate.py; thinking budget, length control and answer budget.
+# The last three are on the hub, beside the scripts, and of no run.
+OF_A_RUN = """
+--model checkpoints/step-000004/model | (70, 80) penalty 256
+--model model | (70, 80) penalty 256
+--model Qwen | (70, 80) penalty 256
+--model model --data arithmetic --thinking-budget 5 5 | (5, 5) penalty 256
+--model model --max-length 200 | (150, 150) penalty 50
+--model Qwen/Qwen3-0.6B | (54, 58) interruption 9
+--model data/arithmetic_base | (54, 58) interruption 9
+--model ../.. | (54, 58) interruption 9
+"""
+
+
 def test_generate_samples_the_model_of_a_run_as_the_run_did(tmp_path, monkeypatch):
     """The run is looked for where the model is."""
     run = tmp_path / "runs" / "mine"
-    models = [run / "checkpoints" / "step-000004" / "model", run / "model", run / "Qwen"]
-    for folder in models:
-        folder.mkdir(parents=True)
+    for folder in ("checkpoints/step-000004/model", "model", "Qwen"):
+        (run / folder).mkdir(parents=True)
     (run / "log.jsonl").touch()
     theirs = "--data gsm8k --defaults small --thinking-budget 70 80 --length-control penalty"
     stored = parse([*theirs.split(), "--seed", "3"])
     write_config(run, stored)
     monkeypatch.chdir(run)
-    for place in (*map(str, models), "model"):
-        command = parse(["--evaluate", "--model", place], GenerateCommand)
-        for name in settings_module.OF_ITS_RUN:
-            assert getattr(command, name) == with_recipe(stored)[name]
-        assert command.length_control == "penalty" and command.seed == 0
-    own = ["--model", "model", "--data", "arithmetic", "--thinking-budget", "5", "5"]
-    other = parse(own, GenerateCommand)
-    assert (other.data, other.thinking_budget, other.defaults) == (("arithmetic",), (5, 5), "small")
-    assert parse([*own[:2], "--max-length", "200"], GenerateCommand).answer_budget == 50
-    # On the hub, beside the scripts, and of no run.
-    for name in ("Qwen/Qwen3-0.6B", "data/arithmetic_base", str(tmp_path)):
-        assert parse(["--model", name], GenerateCommand).thinking_budget == (54, 58)
+    of = lambda flags: parse(flags.split(), GenerateCommand)
+    for flags, values in rows(OF_A_RUN):
+        found = of(flags)
+        assert values == f"{found.thinking_budget} {found.length_control} {found.answer_budget}"
+    for name in settings_module.OF_ITS_RUN:
+        assert getattr(of("--model model"), name) == with_recipe(stored)[name]
+    assert of("--model model").seed == 0
+    assert of("--model model --data arithmetic").defaults == "small"
     with pytest.raises(ValueError, match="--defaults paper does nothing here"):
-        parse(["--model", "model", "--defaults", "paper"], GenerateCommand)
+        of("--model model --defaults paper")
 
 
 # Flags, and how the run is named.
