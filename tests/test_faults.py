@@ -5,8 +5,6 @@ import multiprocessing
 import os
 import resource
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -268,25 +266,6 @@ for script in ("train.py", "generate.py", "tools/study.py"):
     ran = python("-c", f"import sys; sys.path[0] = {str(ROOT)!r}\n{program}", folder=tmp_path)
     ends = [line for line in ran.stdout.split("\n") if line.startswith("ended ")]
     assert ends == ["ended 0 False", "ended 2 False", "ended 2 False"] * 3, ran.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("script", ["train.py", "generate.py"])
-def test_ctrl_c_during_the_imports_is_quiet(tmp_path, script):
-    started = subprocess.Popen(
-        [sys.executable, ROOT / script],
-        cwd=tmp_path,
-        stderr=subprocess.PIPE,
-        text=True,
-        # Tests that a shell has started in the background inherit a SIGINT that is ignored.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-    time.sleep(0.7)
-    started.send_signal(signal.SIGINT)
-    error = started.communicate(timeout=60)[1]
-    assert started.returncode in (-signal.SIGINT, 128 + signal.SIGINT)
-    assert "Traceback" not in error
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow

@@ -304,19 +304,6 @@ def test_a_model_that_cannot_be_used_is_refused_in_one_sentence(
     assert "\n" not in str(refused.value) and str(refused.value).startswith("--")
 
 
-def test_only_prompts_that_may_be_too_long_are_rendered_before_a_run(monkeypatch):
-    """And two of the others, so that a template that drops the prompt is found; and none at all."""
-    tokenizer, asked = make_tokenizer(), set()
-    ids_of = lambda *about: asked.add(about[1].prompt) or prompt_ids(*about)
-    monkeypatch.setattr("core.text.prompt_ids", ids_of)
-    prompts = problems_of(*(f"{i}+{i}=" for i in range(10_000)))
-    refuse_prompts(tokenizer, prompts, Sampling(prompt_budget=32))
-    assert len(asked) == 3
-    most = len(prompt_ids(tokenizer, prompts[-1], Sampling()))
-    with pytest.raises(ValueError, match=f"--prompt-budget {most} would be enough"):
-        refuse_prompts(tokenizer, prompts, Sampling(prompt_budget=most - 1))
-
-
 def test_code_that_lies_in_a_models_folder_is_never_run(models, tmp_path):
     """And nobody is asked whether it may be."""
     folder = shutil.copytree(models["llama"], tmp_path / "hostile")
