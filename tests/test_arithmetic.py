@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from core.model import load_model, load_tokenizer
-from data import Problem
+from data import Problem, is_held_out
 from data.load import load_data
 from data.tasks import arithmetic
 from docs import make_base
@@ -60,7 +60,7 @@ def test_an_example_is_of_no_held_out_problem_and_teaches_the_answer_but_not_the
     think, seen = tokenizer.convert_tokens_to_ids("<think>"), 0
     for i in range(2000):
         ids, labels = make_base.example(tokenizer, rng, noisy=i % 2 == 0)
-        assert not arithmetic.is_held_out(tokenizer.decode(ids).partition("=")[0])
+        assert not is_held_out(tokenizer.decode(ids).partition("=")[0])
         forced = {*range(ids.index(think) + 1)}
         if phrase[0] in ids:
             at = ids.index(phrase[0])

@@ -11,16 +11,10 @@ starts from (`data/arithmetic_base/`, shipped).
 """
 
 import random
-import zlib
 
-from data import Problem
+from data import Problem, is_held_out
 
 MAX_DIGITS = 6
-
-
-def is_held_out(text: str) -> bool:
-    """Whether this sum is in the tenth that is held out for validation, by its checksum."""
-    return zlib.crc32(text.removesuffix("=").encode()) % 10 == 0
 
 
 def draw(rng: random.Random, digits: int, held_out: bool) -> tuple[int, int]:

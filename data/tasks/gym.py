@@ -49,13 +49,14 @@ def problems(
     values = {name: value_of(text) for name, text in options.items()}
     made, in_vain = {}, 0
     for entry in entries(family, values, seed):
-        text = one_spelling(entry["question"])
+        question = entry["question"]
+        text = one_spelling(question)
         in_vain += 1
-        if text not in made and is_held_out(text) == (split == "validation"):
+        if text not in made and is_held_out(question) == (split == "validation"):
             metadata = {"family": family, "options": values, "entry": entry["metadata"]}
             metadata = json.loads(json.dumps(metadata, default=str))
-            prompt = worded(entry["question"], instruction)
-            made[text] = Problem(prompt, str(entry["answer"]), __name__, metadata, text)
+            prompt = worded(question, instruction)
+            made[text] = Problem(prompt, str(entry["answer"]), __name__, metadata, question)
             in_vain = 0
         if len(made) == number or in_vain == MOST_IN_VAIN:
             break
