@@ -52,6 +52,7 @@ from core.engine import Engine, engine_settings, make_requests, sample_all
 from core.generators import make_engine, out_of_memory
 from core.model import load_model, load_tokenizer, refuse_misfit
 from core.rollouts import Rollout, SharedParameters
+from core.screen import say
 from core.text import (
     completion_text,
     make_decoding,
@@ -89,7 +90,10 @@ def main(command: GenerateCommand) -> int:
 
 def print_completions(command: GenerateCommand) -> None:
     """--prompt: print completions of a text, which is worded as the prompts of --data are."""
-    task = importlib.import_module(task_of(command.data[0]))
+    name, has_system = task_of(command.data[0])
+    if has_system and not command.system:
+        say(f"{command.data[0]} has system prompts, and this prompt has none: --system gives one")
+    task = importlib.import_module(name)
     prompt = command.prompt
     if hasattr(task, "worded"):
         prompt = task.worded(prompt, command.instruction)
@@ -129,12 +133,13 @@ def evaluate(command: GenerateCommand) -> None:
 
 
 def examples(rollouts: list[Rollout], verdicts: list[Verdict]) -> dict[str, dict[int, Rollout]]:
-    """Completions that are right, right in part, or wrong, by the numbers of their problems: of
-    each problem one a kind, if it has one."""
-    kinds = {"right": {}, "in part": {}, "wrong": {}}
+    """Completions that are right, right in part, wrong, or truncated, by the numbers of their
+    problems: of each problem one a kind, if it has one."""
+    kinds = {"right": {}, "in part": {}, "wrong": {}, "truncated": {}}
     for rollout, verdict in zip(rollouts, verdicts):
         kind = "right" if verdict.correct else "in part" if verdict.score > 0 else "wrong"
-        if not (verdict.failure or rollout.truncated):
+        kind = "truncated" if rollout.truncated else kind
+        if not verdict.failure:
             kinds[kind][rollout.request.group] = rollout
     return kinds
 

@@ -9,24 +9,26 @@ polaris:3 deepcoder:1         several, with weights
 my.csv:2,problem=q,answer=a   with options (OPTIONS), such as the names of columns
 
 What is held out is never trained on, whatever the command: `data.is_held_out` looks at a problem's
-own text alone. What a folder calls test or validation, and the file of `validation=`, are held out
-as a whole.
+own text alone. What the path of a file or the column `split` of a record calls test or validation
+(PARTS), and the file of `validation=`, are held out as a whole.
 """
 
 import contextlib
 import hashlib
 import importlib
 import inspect
+import json
 import pkgutil
 import re
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from string import ascii_uppercase as LETTERS
 
 import numpy
 
-from data import Problem, checksum, is_held_out, one_spelling, sandbox, tasks
+from data import Problem, checksum, one_spelling, sandbox, tasks
 from data.records import FORMATS, download, read_records
 from data.tasks import mathematics, programming
 
@@ -42,7 +44,7 @@ KNOWN = {  # short names of data sets of the hub, and the arguments that they st
     ",subset=primeintellect+taco+lcbv5+codeforces",
 }
 # docs/data.md has their meaning
-OPTIONS = "problem choices passage answer tests solution subset validation".split()
+OPTIONS = "problem choices first passage answer tests solution task subset validation".split()
 OPTIONAL = "choices passage image system tests".split()
 LIKELY_COLUMNS = {  # guessed in this order
     "problem": "problem question prompt query question_stem messages conversations",
@@ -50,11 +52,11 @@ LIKELY_COLUMNS = {  # guessed in this order
     "passage": "passage context article body",
     "image": "image images image_1 image_path decoded_image",
     "system": "prompt.system messages.system conversations.system system",
-    "tests": "tests test_cases",
+    "tests": "tests test_cases input_output",
     "answer": """
-        final_answer ground_truth reward_model.ground_truth expected_answer answer.value answer
-        correct_answer answerkey correct_option cop answers.text answers_spans.spans solution target
-        response completion messages.assistant conversations.assistant correct
+        gold gold_answer final_answer ground_truth reward_model.ground_truth expected_answer
+        reference_answer answer.value answer correct_answer answerkey correct_option cop
+        answers.text answers_spans.spans solution target
     """,
     "solution": """
         solution generated_solution response completion messages.assistant conversations.assistant
@@ -76,11 +78,17 @@ INSTRUCTIONS = r"""(?xis) ^ solve[ ]the[ ]following[ ]math[ ]problem[ ]step[ ]by
         (?: after[ ]"\#{4}" | within[ ]\\boxed\{\} )\.?
     | please[ ]reason[ ]step[ ]by[ ]step,?[ ]and[ ]put[ ]your[ ]final[ ]answer[ ]within[ ]
         \\boxed\{\}\.?"""
-# Words in the path of a file, and the part of the data that they say. The last one decides.
-PARTS = {"train": "train", "test": "test"}
-PARTS |= dict.fromkeys(
-    "validation valid val dev eval evaluation heldout held".split(), "validation"
-)
+# Words that say a part of the data, in this order: test/train.jsonl is a test.
+PARTS = {
+    "test": "test",
+    "validation": "val|valid|validate|validation|dev|eval|evaluate|evaluation|held|hold",
+    "train": "train",
+}
+HELD_OUT = ("test", "validation")
+ENDS = "out|ing|s|set|sets|data|split|"  # of these words: testset, and held-out and heldout
+# What save_to_disk of `datasets` writes beside the records.
+NO_RECORDS = r"dataset_dict\.json|dataset_infos?\.json|state\.json|cache-.*\.arrow"
+OTHER_FORM = "! {} prompts ask for <answer>, and a box is judged: such a system prompt is left out"
 MADE_PROBLEMS = 100_000  # a task makes so many to train on if nothing says how many
 MADE_HELD_OUT = 64  # and so many that are held out
 # The seed of tasks that make their problems: runs with different --seed have the same ones.
@@ -135,7 +143,8 @@ def parse_spec(text: str, instruction: str | None = None, wanted: str = "answer"
         raise ValueError(f"--data {text}: wanted is NAME or NAME:WEIGHT, with a weight above 0")
     place, _, known = KNOWN.get(name, name).partition(",")
     task, colon, family = name.partition(":")
-    if task not in task_names():
+    names = task_names()
+    if task not in names:
         task = ""
     options = {}
     for pair in filter(None, f"{known},{pairs}".split(",")):
@@ -146,6 +155,8 @@ def parse_spec(text: str, instruction: str | None = None, wanted: str = "answer"
                 f" {', '.join(OPTIONS)}: docs/data.md explains them"
             )
         options[key] = value
+    if not task and options.get("task", "mathematics") not in names:
+        raise ValueError(f"--data {text}: the tasks are {', '.join(names)}: add your own")
     if task and colon:
         options["family"] = family
     return Spec(name, float(weight), options, place, task, instruction, wanted)
@@ -209,34 +220,34 @@ def load_evaluation(argument: str, number: int, instruction: str | None = None) 
     """At most `number` problems to evaluate on, none of which any run trains on: the source's
     `validation`."""
     spec = parse_spec(argument, instruction)
-    source = Source(spec.name, spec.weight, [], [])
     if spec.task:
-        source.validation = made_problems(spec, "validation", number)
-    elif files := held_out_files(spec):
-        source.validation, source.notes = read_problems(spec, files)
+        problems, notes = made_problems(spec, "validation", number), []
     else:
+        problems, notes = read_held_out(spec)
+    source = Source(spec.name, spec.weight, [], problems, notes)
+    if not problems and not spec.task:
         source = read_source(spec)
     cut(source, "validation", number)
     return source
 
 
-def task_of(argument: str) -> str:
-    """The module that judges the problems of an argument of --data. Reads no more than the first
-    record of a file."""
+def task_of(argument: str) -> tuple[str, bool]:
+    """The module that judges the problems of an argument of --data, and whether they have a system
+    prompt. Reads no more than the first record of a file."""
     spec = parse_spec(argument)
     if spec.task:
-        return f"data.tasks.{spec.task}"
+        return f"data.tasks.{spec.task}", False
     columns = spec.options
     if spec.name not in KNOWN:
-        files = held_out_files(spec) or find_parts(spec)["train"]
+        files = [path for paths in find_parts(spec).values() for path in paths]
         _, record = next(read_records(files[0]))
         columns = choose_columns(spec, record)
-    return programming.__name__ if "tests" in columns else mathematics.__name__
+    return judge_of(spec, columns).__name__, "system" in columns
 
 
 def made_problems(spec: Spec, split: str, number: int) -> list[Problem]:
     """Problems that a task makes for this split, each once. Raises ValueError if it does not take
-    the options, or if solutions are wanted, and its answers are none that a model could imitate."""
+    the options."""
     task = importlib.import_module(f"data.tasks.{spec.task}")
     if not hasattr(task, "problems"):
         raise ValueError(
@@ -251,19 +262,12 @@ def made_problems(spec: Spec, split: str, number: int) -> list[Problem]:
     except TypeError as error:
         options = [*signature.parameters][3:]  # behind split, number and seed
         raise ValueError(f"--data {spec.name}: {error}; its options are {options}") from None
-    held_out = getattr(task, "is_held_out", is_held_out)
     distinct = {
         problem.key: problem
         for problem in task.problems(split, number, SEED, **arguments)
-        if held_out(problem.text or problem.prompt) == (split == "validation")
+        if problem.held_out == (split == "validation")
     }
-    made = [*distinct.values()][:number]
-    if spec.wanted == "solution" and split == "train" and made:
-        if task.score(made[0], made[0].answer) != 1:
-            raise ValueError(
-                f"{spec.name}: its answers are no whole completions: give a file of solutions"
-            )
-    return made
+    return [*distinct.values()][:number]
 
 
 # --- files ----------------------------------------------------------------------------------------
@@ -272,55 +276,62 @@ def made_problems(spec: Spec, split: str, number: int) -> list[Problem]:
 def read_source(spec: Spec) -> Source:
     """Problems of files to train on, and those that are held out. Raises ValueError if none are."""
     parts = find_parts(spec)
-    if not parts["train"]:
+    problems, notes = read_problems(spec, parts["train"], "train")
+    if not problems:
         raise ValueError(
             f"--data {spec.name}: this is for evaluation (generate.py --evaluate), not to be"
             " trained on; a file that is named itself may be trained on"
         )
-    problems, notes = read_problems(spec, parts["train"])
     source = Source(Path(spec.name).name, spec.weight, [], [], notes)
     for problem in problems:
-        part = source.validation if is_held_out(problem.key) else source.train
+        part = source.validation if problem.held_out else source.train
         part.append(problem)
     if "validation" in spec.options:
-        source.validation, notes = read_problems(spec, held_out_files(spec))
-        source.notes += notes
+        source.validation, more = read_held_out(spec)
+        notes += more
     if parts[""] not in ([], parts["train"]):
-        source.notes.append(f"! other files say train, and not used is {parts[''][0]}")
-    for path in parts["test"] + parts["validation"]:
-        unknown = []
-        for place, record in read_records(path):
-            texts = set()
-            for options in ({}, spec.options):  # its columns may have other names
-                alone = replace(spec, options=options, wanted="problem")
-                with contextlib.suppress(ValueError):
-                    text = asked(record, choose_columns(alone, record))
-                    texts.add(one_spelling(text))
-            source.apart |= texts
-            if not texts:
-                unknown.append(place)
-        if unknown:
-            source.notes.append(
-                f"! {len(unknown)} records of {path} are not held apart, since no column of them"
-                f" holds a problem, the first: {unknown[0]}"
-            )
+        notes.append(f"! other files say train, and not used is {parts[''][0]}")
+    places, unknown = [], []
+    files = [path for part in HELD_OUT for path in parts[part]]
+    for place, record in (*records_of(files), *records_of(parts["train"], *HELD_OUT)):
+        texts = set()
+        for options in ({}, spec.options):  # its columns may have other names
+            alone = replace(spec, options=options, wanted="problem")
+            with contextlib.suppress(ValueError):
+                texts.add(one_spelling(asked(record, choose_columns(alone, record))))
+        source.apart |= texts
+        (places if texts else unknown).append(place)
+    if spec.name in KNOWN:
+        return source
+    if part_of(source.name) in HELD_OUT:
+        notes.append("! its name says that it is held out, and all but a tenth is for training")
+    if places:
+        notes.append(f"{len(places)} records are held out, as their place says: {places[0]}")
+    if unknown:
+        notes.append(
+            f"! {len(unknown)} records are not held apart, since no column of them holds a problem,"
+            f" the first: {unknown[0]}"
+        )
     return source
 
 
-def held_out_files(spec: Spec) -> list[Path]:
-    """The files that no run trains on: those of the option `validation`, or those whose paths say
-    test, or else validation; [] if there are none."""
-    if "validation" in spec.options:
-        parts = find_parts(parse_spec(spec.options["validation"]))
-        return parts["validation"] or parts["test"] or parts["train"]
-    parts = find_parts(spec)
-    return parts["test"] or parts["validation"]
+def read_held_out(spec: Spec) -> tuple[list[Problem], list[str]]:
+    """The problems that no run trains on, and notes: those of the option `validation`, or those
+    that are called test, or else validation. None if there are none."""
+    file = spec.options.get("validation")
+    parts = find_parts(parse_spec(file) if file else spec)
+    for part in HELD_OUT:
+        files, *wanted = [parts[part]] if parts[part] else [parts["train"], part]
+        found = read_problems(spec, files, *wanted)
+        if found[0]:
+            return found
+    return read_problems(spec, parts["train"] if file else [])
 
 
 def find_parts(spec: Spec) -> dict[str, list[Path]]:
     """The files of a source by part: train, test, validation. They are a file, or all below a
-    folder or in a data set of the hub. If no path says a part, all are for train. Raises ValueError
-    if there are none."""
+    folder or in a data set of the hub. If no path says train, those that say nothing are for it.
+    Raises ValueError if there are none."""
     root = Path(spec.place).expanduser()
     if root.is_file():
         return defaultdict(list, train=[root])
@@ -336,11 +347,8 @@ def find_parts(spec: Spec) -> dict[str, list[Path]]:
     parts = defaultdict(list)
     found = {path for subset in subsets for path in (root / subset).rglob("*")}
     for path in sorted(found):
-        part = ""
-        for word in re.findall("[a-z]+", str(path.relative_to(root)).lower()):
-            part = PARTS.get(word, part)
-        if path.suffix in FORMATS:
-            parts[part].append(path)
+        if path.suffix in FORMATS and not re.fullmatch(NO_RECORDS, path.name):
+            parts[part_of(str(path.relative_to(root)))].append(path)
     if not parts:
         raise ValueError(
             f"{spec.place} has no file of records below {'/, '.join(subsets)}/:"
@@ -351,53 +359,85 @@ def find_parts(spec: Spec) -> dict[str, list[Path]]:
     return parts
 
 
-def read_problems(spec: Spec, files: list[Path]) -> tuple[list[Problem], list[str]]:
-    """The problems of these files, each once, and notes to be printed. The order is that of the
-    checksums of their texts: so the first ones are a random draw, whatever the order of the file
-    and its other problems are."""
-    found, repeated, other, unusable = {}, [], [], []
-    is_known = spec.name in KNOWN
+def part_of(name: str) -> str:
+    """The part that a path or a column `split` says; "" if it says none."""
+    text = re.sub("(?<=[a-z])(?=[A-Z])", " ", name).lower()  # MyTest has two words
+    for part, words in PARTS.items():
+        if re.search(f"(?<![a-z])({words})({ENDS})(?![a-z])", text):
+            return part
+    return ""
+
+
+def records_of(files: list[Path], *wanted: str) -> Iterator[tuple[str, dict]]:
+    """The records of files with their places: all, or those of the parts that are wanted. Their
+    column `split` says which, and without one they are for train."""
+    for path in files:
+        for place, record in read_records(path):
+            part = part_of(str(record.get("split"))) or "train"
+            if not wanted or part in wanted:
+                yield place, record
+            elif "split" not in record:
+                break
+
+
+def read_problems(spec: Spec, files: list[Path], *wanted: str) -> tuple[list[Problem], list[str]]:
+    """The problems of these parts of these files, each once, and notes to be printed. The order is
+    that of the checksums of their texts: so the first ones are a random draw, whatever the order of
+    the file and its other problems are."""
+    found, indices, columns = {}, set(), {}
+    told = defaultdict(list)  # what is to be said, and of which places
+    unusable = told["{} records cannot be used and were left out"]
+    repeated = told["{} repeated problems were left out"]
     for path in files:
         columns = {}
-        for place, record in read_records(path):
+        for place, record in records_of([path], *wanted):
             record = dict.fromkeys(columns.values()) | record  # what was there and is not
             try:
                 columns = choose_columns(spec, record)
-                problem = make_problem(record, columns, spec.instruction)
+                values = {key: record[column] for key, column in columns.items()}
+                if {"choices", "answer"} <= {*values} and is_index(**values):
+                    indices.add(str(values["answer"]))
+                problem = make_problem(record, columns, spec)
             except ValueError as error:
                 unusable.append(f"{place}: {error}")
-                if not is_known and not isinstance(error, mathematics.NoAnswer):
+                if spec.name not in KNOWN and not isinstance(error, mathematics.NoAnswer):
                     raise ValueError(unusable[-1]) from None
                 continue  # nobody here can mend it
-            first = found.setdefault(problem.key, problem)
+            first = found.setdefault((problem.key, problem.system), problem)
             if first is not problem:
                 repeated.append(place)
             if first.answer != problem.answer:
-                other.append(f"{place} has {problem.answer!r:.60}, and not {first.answer!r:.60}")
+                answers = f"{problem.answer!r:.60}, and not {first.answer!r:.60}"
+                told["! {} of these have another answer"].append(f"{place} has {answers}")
+            asks = f"{values.get('system')}{problem.text}"
+            if "<answer>" in asks and problem.task == mathematics.__name__:
+                told[OTHER_FORM].append(place)
+            if problem.metadata.get("solution") != values.get("solution"):
+                told["{} solutions have no box, and got one behind them"].append(place)
     if len(unusable) > len(found) + len(repeated):
         raise ValueError(
             f"{len(unusable)} records cannot be used, the first: {unusable[0]}: name another column"
-            " by ,answer=COLUMN, or judge such answers in a task of your own"
+            " by ,answer=COLUMN, or judge such answers in a task of your own, by ,task=NAME"
+        )
+    if indices and "0" not in indices and "first" not in spec.options:
+        raise ValueError(
+            f"{spec.name}: its answers count the choices, and none is 0: add ,first=1 to the"
+            " argument of --data if 1 is the first choice, or ,first=0 if it is the second one"
         )
     notes = []
     guesses = [f"{key}={column}" for key, column in columns.items() if key not in spec.options]
-    if guesses and not is_known:
+    if guesses and spec.name not in KNOWN:
         notes.append(f"columns guessed: {', '.join(guesses)}; for others add ,NAME=COLUMN")
-    if unusable:
-        notes.append(
-            f"{len(unusable)} records cannot be used and were left out, the first: {unusable[0]}"
-        )
-    if repeated:
-        notes.append(f"{len(repeated)} repeated problems were left out, the first: {repeated[0]}")
-    if other:
-        notes.append(f"! {len(other)} of these have another answer, the first: {other[0]}")
+    for said, places in told.items():
+        if places:
+            notes.append(f"{said.format(len(places))}, the first: {places[0]}")
     if any(problem.task == programming.__name__ for problem in found.values()):
         sandbox.require_sandbox()
         notes += [
             f"WARNING, programs of the model run with less than full confinement: {gap}"
             for gap in sandbox.missing()
         ]
-    return [found[key] for key in sorted(found, key=checksum)], notes
+    return sorted(found.values(), key=lambda problem: checksum(problem.key)), notes
 
 
 # --- problems -------------------------------------------------------------------------------------
@@ -410,30 +450,41 @@ def choose_columns(spec: Spec, record: dict) -> dict[str, str]:
     columns, options = {}, spec.options
     names = {re.sub(r"[^\w.]+", "_", name).lower(): name for name in record}
     names |= {name: name for name in record}
-    for key in ("problem", *OPTIONAL, spec.wanted):
-        if (key == "tests" and "answer" in options) or (key == "answer" and "tests" in columns):
+    judged = {"problem": [], "answer": ["answer"], "solution": ["answer", "solution"]}
+    keys = ["problem", *OPTIONAL, *judged[spec.wanted]]
+    needed = ["problem", "tests" if options.get("task") == "programming" else spec.wanted]
+    if "answer" in options or options.get("task", "programming") != "programming":
+        keys.remove("tests")
+    for key in keys:
+        if key == "answer" and "tests" in columns:
             continue  # a problem has tests or an answer
         likely = [options[key]] if key in options else LIKELY_COLUMNS[key].split()
         present = [names[name] for name in likely if name in names]
-        if key in OPTIONAL:
+        if key not in needed:
             present = [name for name in present if not is_empty(record[name])]
         if present:
             columns[key] = present[0]
-        elif key in options or key not in OPTIONAL:
+        elif key in options or key in needed:
             raise ValueError(
-                f"no column {' or '.join(likely)} holds the {key}; the columns are"
+                f"no column {options.get(key, 'of a usual name')} holds the {key}; the columns are"
                 f" {', '.join(record)}: add ,{key}=COLUMN to the argument of --data"
             )
     return columns
+
+
+def judge_of(spec: Spec, columns: dict[str, str]):
+    """The module that judges records: the option `task`, or what their columns want."""
+    name = spec.options.get("task", "programming" if "tests" in columns else "mathematics")
+    return importlib.import_module(f"data.tasks.{name}")
 
 
 def is_empty(value) -> bool:
     return str(value).strip().casefold() in EMPTY
 
 
-def make_problem(record: dict, columns: dict[str, str], instruction: str | None) -> Problem:
-    """The problem of a record. Raises ValueError if a column is empty, or if its form is not
-    known."""
+def make_problem(record: dict, columns: dict[str, str], spec: Spec) -> Problem:
+    """The problem of a record, with its solution in `metadata` if one is wanted. Raises ValueError
+    if a column is empty, or if its form is not known."""
     values = {key: record[column] for key, column in columns.items()}
     for key, value in values.items():
         if is_empty(value):
@@ -447,23 +498,37 @@ def make_problem(record: dict, columns: dict[str, str], instruction: str | None)
                 f"column {columns[key]!r} holds no text but {value!r:.60}: a problem is one text,"
                 " and not several turns or an image"
             )
-    text = asked(record, columns)
-    text.encode()  # ValueError for half of a character, a lone surrogate
+    text, system, solution = asked(record, columns), values.get("system"), values.get("solution")
     if marked := re.search(TEMPLATE, text):
         raise ValueError(
             f"{marked[0]!r} is no part of a problem: give its bare text, for the model's own chat"
             " template is put around it"
         )
-    if "tests" in values:
+    judge, instruction, answer = judge_of(spec, columns), spec.instruction, values.get("answer", "")
+    if "choices" in values and answer != "":
+        answer = letter_of(answer, choices_of(values["choices"]), int(spec.options.get("first", 0)))
+    if judge is programming:
         starter_code = record.get("starter_code")
         problem = programming.problem(text, values["tests"], starter_code, instruction)
+    elif judge is mathematics:
+        try:
+            problem = mathematics.problem(text, text_of(answer or solution), instruction)
+        except ValueError:
+            if not solution:
+                raise
+            problem = Problem(mathematics.worded(text, instruction), "", mathematics.__name__)
+        if solution and problem.answer and "\\boxed" not in solution:
+            solution += f"\n\\boxed{{{problem.answer}}}"
+        if "<answer>" in (system or ""):
+            system = None
     else:
-        answer = values.get("answer", "none, but a solution")
-        if "choices" in values and "answer" in values:
-            answer = letter_of(answer, choices_of(values["choices"]))
-        problem = mathematics.problem(text, text_of(answer), instruction)
-    answer, system = values.get("solution", problem.answer), values.get("system")
-    return replace(problem, answer=answer, text=text, system=system)
+        worded = getattr(judge, "worded", lambda text, said: f"{text}\n\n{said or ''}".strip())
+        answer = json.dumps(answer) if isinstance(answer, list | dict) else text_of(answer)
+        problem = Problem(worded(text, instruction), answer, judge.__name__)
+    said = [problem.prompt, problem.answer, system or "", solution or ""]
+    "".join(said).encode()  # ValueError for half of a character, a lone surrogate
+    metadata = {"solution": solution} if solution else {}
+    return replace(problem, metadata=metadata, text=text, system=system)
 
 
 def asked(record: dict, columns: dict[str, str]) -> str:
@@ -473,8 +538,16 @@ def asked(record: dict, columns: dict[str, str]) -> str:
     if "passage" in columns:
         text = f"{record[columns['passage']]}\n\n{text}"
     if "choices" in columns:
-        for letter, choice in zip(LETTERS, choices_of(record[columns["choices"]]).values()):
-            text += f"\n{letter}. " + re.sub(rf"^\(?{letter}[).:] ?", "", str(choice))
+        choices = {
+            letter: re.sub(rf"^\(?{letter}[).:] ?", "", str(choice))
+            for letter, choice in zip(LETTERS, choices_of(record[columns["choices"]]).values())
+        }
+        has_them = all(
+            re.search(rf"\b{letter}[).:*]\W*{re.escape(choice)}(?!\w)", text)
+            for letter, choice in choices.items()
+        )
+        if not has_them:
+            text += "".join(f"\n{letter}. {choice}" for letter, choice in choices.items())
     return text
 
 
@@ -490,20 +563,24 @@ def choices_of(value) -> dict:
     return value
 
 
-def letter_of(answer, choices: dict) -> str:
-    """The letter of the choice that an answer names, by its label, its text, or its index from 0 if
-    no label is a number. NoAnswer if it names none, or one in one way and another in another;
-    ValueError if its file seems to count from 1."""
+def is_index(answer, choices, **_) -> bool:
+    """Whether an answer may be the number of a choice, and is neither its label nor its text."""
+    choices = choices_of(choices)
+    return str(answer).isdecimal() and str(answer) not in map(str, (*choices, *choices.values()))
+
+
+def letter_of(answer, choices: dict, first: int = 0) -> str:
+    """The letter of the choice that an answer names, by its label, its text, or its index, counted
+    from `first`, if no label is a number. NoAnswer if it names none, or one in one way and another
+    in another."""
     by_index = not any(str(label).isdecimal() for label in choices)
     places = {
         i
         for i, (label, choice) in enumerate(choices.items())
         if str(answer) == str(label)
-        or (by_index and str(answer) == str(i))
+        or (by_index and str(answer) == str(i + first))
         or (str(answer) == str(choice) and type(answer) in (bool, type(choice)))
     }
-    if not places and type(answer) is int and answer == len(choices):
-        raise ValueError(f"choices are counted from 0, and not to {answer}: give letters or texts")
     if len(places) != 1:
         raise mathematics.NoAnswer(
             f"the answer {answer!r:.60} names {len(places)} of the choices {choices}"

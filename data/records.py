@@ -1,5 +1,5 @@
-"""Records of JSONL, JSON, CSV and Parquet files, from a path or from the Hugging Face hub. What a
-column holds has a name of its own, as reward_model.ground_truth and messages.system."""
+"""Records of JSONL, JSON, CSV, Parquet and Arrow files, from a path or from the Hugging Face hub.
+What a column holds has a name of its own, as reward_model.ground_truth and messages.system."""
 
 import contextlib
 import csv
@@ -11,6 +11,9 @@ from pathlib import Path
 
 # The ends of names, and what is counted in such a file.
 FORMATS = {".jsonl": "line", ".json": "record", ".csv": "line", ".parquet": "record"}
+FORMATS[".arrow"] = "record"  # as save_to_disk of `datasets` writes them
+# Columns that hold lists of objects.
+OF_OBJECTS = {"tests", "test_cases", "choices", "options", "answers", "images"}
 ROLES = {"human": "user", "gpt": "assistant"}
 CHOICE = r"(?i:option|choice|op)[ _]?[a-fA-F1-6]|[A-F]"  # the column of one choice
 
@@ -46,6 +49,7 @@ def read_records(path: Path) -> Iterator[tuple[str, dict]]:
     try:
         for number, record in numbered_records(path):
             place = f"{FORMATS[path.suffix]} {number}"
+            record = {"messages": record} if is_turns(record) else record
             if not isinstance(record, dict):
                 raise ValueError(f"{place} holds {record!r:.60}, no object with named columns")
             last = place
@@ -58,10 +62,13 @@ def read_records(path: Path) -> Iterator[tuple[str, dict]]:
 
 def numbered_records(path: Path) -> Iterator[tuple[int, object]]:
     """What a file holds, with the numbers of lines or of records."""
-    if path.suffix == ".parquet":
+    if path.suffix in (".parquet", ".arrow"):
         import pyarrow.parquet
 
-        batches = pyarrow.parquet.ParquetFile(path).iter_batches(batch_size=64)
+        if path.suffix == ".arrow":
+            batches = pyarrow.ipc.open_stream(path.open("rb"))
+        else:
+            batches = pyarrow.parquet.ParquetFile(path).iter_batches(batch_size=64)
         yield from enumerate((row for batch in batches for row in batch.to_pylist()), 1)
         return
     text = path.read_text("utf-8-sig")
@@ -71,11 +78,7 @@ def numbered_records(path: Path) -> Iterator[tuple[int, object]]:
             if line.strip():
                 yield number, json.loads(line)
     elif path.suffix == ".json":
-        records = json.loads(text)
-        if isinstance(records, dict):  # by their ids, or a list of them under a name
-            lists = [value for value in records.values() if isinstance(value, list)]
-            records = lists[0] if len(lists) == 1 else records.values()
-        yield from enumerate(records, 1)
+        yield from enumerate(listed(json.loads(text)), 1)
     else:
         csv.field_size_limit(2**30)
         # The one that the first line has most often.
@@ -91,6 +94,27 @@ def numbered_records(path: Path) -> Iterator[tuple[int, object]]:
                     f" that holds {separator!r}"
                 )
             yield reader.line_num, record
+
+
+def listed(value):
+    """The records of a JSON file: one, a list, records by their ids, or lists of them by names,
+    which become their column `split`."""
+    if not isinstance(value, dict):
+        return [value] if is_turns(value) else value
+    lists = {
+        name: inner
+        for name, inner in value.items()
+        if isinstance(inner, list) and inner and isinstance(inner[0], dict)
+        if not is_turns(inner)
+    }
+    if not lists.keys() <= OF_OBJECTS:
+        return [{"split": name} | record for name, inner in lists.items() for record in inner]
+    return value.values() if all(isinstance(each, dict) for each in value.values()) else [value]
+
+
+def is_turns(value) -> bool:
+    """Whether a value is a list of messages."""
+    return isinstance(value, list) and opened(value)[1] != {}
 
 
 def flat(record: dict) -> dict:

@@ -39,6 +39,10 @@ def write(path: Path, made: list[dict]) -> str:
         path.write_text("\n".join(map(json.dumps, made)))
     elif path.suffix == ".json":
         path.write_text(json.dumps(made))
+    elif path.suffix == ".arrow":
+        table = pyarrow.Table.from_pylist(made)
+        with pyarrow.ipc.new_stream(str(path), table.schema) as stream:
+            stream.write_table(table)
     else:
         save = pyarrow.csv.write_csv if path.suffix == ".csv" else pyarrow.parquet.write_table
         save(pyarrow.Table.from_pylist(made), path)
@@ -111,13 +115,13 @@ def test_a_column_of_tests_makes_programming_problems(tmp_path, monkeypatch):
     (fast,), _ = read(path, "Fast.")
     assert usual.task == "data.tasks.programming" and fast.prompt == f"{usual.prompt}\n\nFast."
     assert "no Landlock" in notes[-1]
-    assert task_of(path) == usual.task
+    assert task_of(path) == (usual.task, False)
 
 
 def test_the_task_of_a_data_set_is_told_without_reading_it(tmp_path):
-    answers = write(tmp_path / "a.jsonl", records(20))
+    answers = write(tmp_path / "a.jsonl", [row | {"system": "S"} for row in records(20)])
     open(answers, "a").write("\nthis line is never read")
-    assert task_of(answers) == "data.tasks.mathematics"
+    assert task_of(answers) == ("data.tasks.mathematics", True)
 
 
 def as_written(content: str) -> str:
@@ -129,17 +133,22 @@ def as_written(content: str) -> str:
 
 # A file in a shape of public data sets, what is asked, and the answer.
 SHAPES = r"""
-a.jsonl | {Q, "choices": ["8", "7"], "answer": 1} | Q 8 7 | B
+a.jsonl,first=0 | {Q, "choices": ["8", "7"], "answer": 1} | Q 8 7 | B
+a.jsonl,first=1 | {Q, "choices": ["8", "7"], "answer": "2"} | Q 8 7 | B
+a.jsonl | {Q, "choices": ["8", "7"], "answer": 0} | Q 8 7 | A
+a.jsonl | {"question": "Q\nA. 8\nB. 7", "choices": ["8", "7"], "answer": "B"} | Q 8 7 | B
+a.jsonl | {"question": "Q (A) 8 (B) 7", "choices": ["8", "7"], "answer": "B"} | Q (A) 8 (B) 7 | B
+a.jsonl | {"question": "Q (A) 8 (B) 79", "choices": ["8", "7"], "answer": "B"} | Q (A) 8 (B) 79 8 7 | B
 a.jsonl | {Q, "options": ["8", "7"], "answer": "B", "answer_index": 1} | Q 8 7 | B
 a.json | [{Q, "choices": {"text": ["8", "7"], "label": ["1", "2"]}, "answerKey": "2"}] | Q 8 7 | B
 a.jsonl | {Q, "options": {"A": "8", "B": "7"}, "answer": "7", "answer_idx": "B"} | Q 8 7 | B
 a.csv | Question,A,B,C,Answer//Q,8,7,,B | Q 8 7 | B
 a.csv | question,option1,option2,answer//Q,8,7,2 | Q 8 7 | B
-a.csv | question,choices,answer//Q,"[""8"", ""7""]",1 | Q 8 7 | B
+a.csv,first=0 | question,choices,answer//Q,"[""8"", ""7""]",1 | Q 8 7 | B
 a.jsonl | {Q, "choices": null, "context": "", "images": [], "answer": "7"} | Q | 7
-a.jsonl | {Q, "options": ["A)8", "B) 7"], "correct": "B"} | Q 8 7 | B
+a.jsonl,answer=correct | {Q, "options": ["A)8", "B) 7"], "correct": "B"} | Q 8 7 | B
 a.jsonl | {Q, "choices": ["True", "False"], "answer": true} | Q//A. True//B. False | A
-a.jsonl | {Q, "opa": "1", "opb": "7", "cop": 1} | Q//A. 1//B. 7 | B
+a.jsonl,first=0 | {Q, "opa": "1", "opb": "7", "cop": 1} | Q//A. 1//B. 7 | B
 a.jsonl | {Q, "A": 0, "B": 7, "answer": "B"} | Q//A. 0//B. 7 | B
 a.jsonl | {"prompt": "Q", "Option 1": "8", "Option 2": "7", "answer": 2} | Q 8 7 | B
 a.jsonl | {Q, "passage": "P", "answer": true} | P////Q | true
@@ -155,9 +164,10 @@ a.jsonl | {Q, "answer": "The final answer is Dr. Who. He came."} | Q | Dr. Who
 a.jsonl | {Q, "answer": "The answer is J. K. Rowling. She"} | Q | J. K. Rowling
 a.jsonl | {Q, "answer": "The answer is **7**, since 3 + 4 = 7."} | Q | 7
 a.jsonl | {Q, "solution": "#### Step 1\nAdd.\n#### End\nSo \\boxed{7}"} | Q | 7
-a.jsonl | {"query": "Q", "response": "3 + 4 = 7\n#### 7\nThe answer is: 7"} | Q | 7
-a.jsonl | {"query": "Q", "response": "It is $\\boxed{7}$. The answer is: $7$. I hope."} | Q | 7
+a.jsonl,answer=response | {"query": "Q", "response": "3 + 4 = 7\n#### 7\nThe answer is: 7"} | Q | 7
+a.jsonl,answer=response | {"query": "Q", "response": "It is $\\boxed{7}$. The answer is: $7$. I hope."} | Q | 7
 a.jsonl | {Q, "solution": "So \\boxed{7}", "target": 0} | Q | 7
+a.jsonl | {Q, "response": "\\boxed{8}", "gold": "7"} | Q | 7
 a.jsonl | {Q, "answer": "It is 7.", "expected_answer": "7"} | Q | 7
 a.jsonl | {"Problem": "Q", "Final Answer": 7} | Q | 7
 a.csv | "";problem;answer//0;"1, é//1?";2 | 1, é//1? | 2
@@ -166,33 +176,37 @@ a.jsonl | {Q, "solution": "This is to be shown."}//{Q, "solution": "so \\boxed{7
 a.csv | Problem Type,Question,Correct Answer//word,Q,7 | Q | 7
 a.json | {Q, "answer": "7"}//{"problem": "R", "answer": "8"} | Q | 7
 a.json | {//"1": {Q, "answer": "7"},//"2": {"problem": "R", "answer": "8"}} | Q | 7
+a.json | {Q, "answer": "7", "answers": [{"text": "8"}]} | Q | 7
+a.json | {"train": [{Q, "answer": "7"}], "test": [{Q, "answer": "8"}]} | Q | 7
+a.json,answer=messages.assistant | [[S, T, A], [T, A]] | S: 3 + 4? | 7
 a.json | {"examples": [{Q, "answer": "7"}]} | Q | 7
 a.jsonl | {"prompt": [S, T], "reward_model": {"ground_truth": "7"}} | S: 3 + 4? | 7
 a.parquet | {"prompt": [T], "reward_model": {"ground_truth": "[\"7\"]"}} | 3 + 4? | 7
-a.jsonl | {"prompt": [T], "completion": [A]} | 3 + 4? | 7
-a.jsonl | {"messages": [S, T, A]} | S: 3 + 4? | 7
+a.jsonl,answer=completion.assistant | {"prompt": [T], "completion": [A]} | 3 + 4? | 7
+a.jsonl,answer=messages.assistant | [S, T, A] | S: 3 + 4? | 7
+a.jsonl,answer=messages.assistant | {"messages": [S, T, A]} | S: 3 + 4? | 7
 a.jsonl | {Q, "messages": [T, A, T, A], "answer": "7"} | Q | 7
-a.jsonl | {"system": "S", "conversations": [{"from": "human", "value": "Q"}, G]} | S: Q | 7
+a.jsonl,answer=conversations.assistant | {"system": "S", "conversations": [{"from": "human", "value": "Q"}, G]} | S: Q | 7
 a.jsonl | {"prompt": [{"role": "user", "content": [{"text": "Q"}]}], "answer": 7} | Q | 7
 a.jsonl | {"prompt": "Q Let's think step by step and output the final answer after \"####\".", "answer": 7} | Q | 7
 a.jsonl | {"prompt": "Q\nPlease reason step by step, and put your final answer within \\boxed{}.", "answer": 7} | Q | 7
 a.jsonl | {"prompt": "Solve the following math problem step by step. The last line of your response should be of the form Answer: $Answer (without quotes) where $Answer is the answer to the problem.\n\nQ\n\nRemember to put your answer on its own line after \"Answer:\".", "answer": 7} | Q | 7
 a.jsonl | {Q, "solution": "<think>\\boxed{3}?</think> It is \\boxed{7}"} | Q | 7
 a.jsonl | {Q, "solution": "<think>3?</think><answer>7</answer>"} | Q | 7
-a.jsonl | {Q, "response": "3 + 4 = 7\n答案：7。"} | Q | 7
-a.jsonl | {Q, "response": "3 + 4 = 7\n#### 7\n---"} | Q | 7
-a.jsonl | {Q, "response": "3 + 4 = 7\n####\n7"} | Q | 7
+a.jsonl,answer=response | {Q, "response": "3 + 4 = 7\n答案：7。"} | Q | 7
+a.jsonl,answer=response | {Q, "response": "3 + 4 = 7\n#### 7\n---"} | Q | 7
+a.jsonl,answer=response | {Q, "response": "3 + 4 = 7\n####\n7"} | Q | 7
 a.jsonl | {"prompt": "Q\nRemember to put your answer on its own line after \"Answer:\", and you do not need to use a \\boxed command.", "answer": 7} | Q | 7
 """  # noqa: E501
 
 
 def test_every_shape_of_public_data_sets_is_read(tmp_path):
     for name, content, text, answer in rows(SHAPES):
-        path, content = tmp_path / name, as_written(content)
+        path, content = tmp_path / name.partition(",")[0], as_written(content)
         path.write_text(content, encoding="utf-8-sig")
         if path.suffix == ".parquet":
             write(path, [json.loads(content)])
-        (problem, *_), _ = read(str(path), "")
+        (problem, *_), _ = read(str(tmp_path / name), "")
         asked = f"{problem.system}: " * (problem.system is not None) + problem.text
         assert (asked, problem.answer) == (as_written(text), answer), content
 
@@ -207,7 +221,7 @@ def test_choices_passages_and_messages_are_named_by_hand(tmp_path):
     assert (problem.text, problem.answer) == ("3 + 4?", "7")
     spec = parse_spec(f"{path},problem=d,solution=d.assistant", wanted="solution")
     ((problem,), _) = read_problems(spec, [Path(path)])
-    assert problem.answer == r"It is 7, so \boxed{7}."
+    assert (problem.answer, problem.metadata) == ("8", {"solution": r"It is 7, so \boxed{7}."})
 
 
 # A file, its content, and words of the sentence beside its name.
@@ -219,23 +233,29 @@ a.jsonl | {"problem": " ", "answer": "1"} | line 1: column 'problem' is empty
 a.jsonl | //{"problem": "x", "answer": {"a": 1}} | line 2: an answer is a text or a number
 a.jsonl | {"problem": "x", "answer": NaN} | line 1.* holds nan
 a.jsonl | //{"problem": "x\ud800", "answer": "1"} | line 2: .*surrogates not allowed
+a.jsonl | //{"problem": "x", "answer": "1", "system": "\ud800"} | line 2: .*surrogates not allowed
 a.jsonl | {"problem": ["x"], "answer": "1"} | line 1: column 'problem' holds no text
 a.jsonl | {"problem": "x", "answer": "1"}//{"problem": "y", "an | after line 1: .*Unterminated
 a.jsonl | {"problem": "x", "answer": "1"}//[1] | after line 1: .* line 2 holds .1., no object
 a.jsonl | {"problem": "ÿ", "answer": "1"} | 'utf-8' codec can't decode
-a.jsonl | {"task": "x", "result": "1"} | line 1: no column problem or .* are task, result: add
+a.jsonl | {"task": "x", "result": "1"} | line 1: no column .* are task, result: add
 a.jsonl,answer=key | {"problem": "x", "answer": "1"} | line 1: no column key holds the answer
 a.jsonl | {"problem": "x", "tests": "{}"} | line 1: .* tests
 a.jsonl | {"problem": "3?", "answer": "a \\boxed{3 b"} | line 1: .* that closes
 a.json | [{"problem": "x",//"answer": "ÿ"}] | 'utf-8' codec can't decode
 a.json | [{"problem": "x",//"answer" "y"}] | line 2 column
-a.json | {"problem": "x"} | record 1 holds 'x', no object
-a.json | {"train": [{"problem": "x"}], "test": [{"problem": "y"}]} | record 1 holds \[
+a.json | {"problem": "x"} | record 1: no column .* are problem: add ,answer=COLUMN
+a.json | {"test": [{"problem": "x", "answer": "1"}]} | this is for evaluation
+a.jsonl | {"problem": "x", "answer": "1", "split": "held-out"} | this is for evaluation
+a.jsonl | {"prompt": "x", "response": "It is \boxed{1}.", "y": "2"} | are prompt, response, y: add
+a.jsonl | {"problem": "x", "choices": ["3", "4", "5"], "answer": "1"} | add ,first=1 to
+a.jsonl,task=none | {"problem": "x", "answer": "1"} | the tasks are arithmetic, .*: add your own
+a.jsonl,task=programming | {"problem": "x", "answer": "1"} | no column .* holds the tests
 a.json | {"problem": "x", "answer": "1"}//{"problem": "y"} | record 2: column 'answer' is empty
 a.jsonl | {"problem": "x", "choices": [%s0], "answer": 26} | line 1: choices are a list of texts
 a.jsonl | {"problem": "x", "choices": "A or B", "answer": "A"} | line 1: choices are a list of texts
 a.jsonl | {"problem": "x", "choices": ["3", "4"], "answer": 3} | the answer 3 names 0 of
-a.jsonl | {"problem": "x", "choices": ["3", "4"], "answer": 2} | line 1: choices are counted from 0
+a.jsonl | {"problem": "x", "choices": ["3", "4"], "answer": 2} | the answer 2 names 0 of
 a.jsonl | {"problem": "x", "answer": "#### Step\nAdd.\n#### End\nIt is 7 then."} | cannot be used
 a.jsonl | {"problem": "x", "answer": "#### Answer\n7"} | 1 records cannot be used
 a.jsonl | {"problem": "x", "answer": "<think>It is"} | 1 records cannot be used
@@ -256,7 +276,7 @@ a.jsonl | {"problem": "<image>x", "images": [], "answer": "1"} | '<image>' is no
 a.csv | prompt,answer//"[INST] x [/INST]",1 | line 2: '.INST.' is no part of a problem
 a.csv | prompt,answer//"[{'role': 'user', 'content': 'x'}]",1 | .role.* is no part of a problem
 a.jsonl | {"prompt": [T, T], "answer": "1"} | line 1: column 'prompt' holds no text .* several turns
-a.jsonl | {"messages": [T, A, T, A]} | line 1: column 'messages' holds no text .* several turns
+a.jsonl,answer=messages.assistant | {"messages": [T, A, T, A]} | line 1: .* several turns
 a.jsonl | {"prompt": [{"role": "user", "content": [{"type": "image"}]}], "answer": "1"} | an image
 a.jsonl | {"problem": "x", "answer": "It is even."} | 1 records cannot be used, .* line 1: .*text
 a.jsonl | {"problem": "x", "answer": "proof"} | 1 records cannot be used
@@ -419,7 +439,7 @@ def test_a_task_of_ones_own_with_too_few_problems_is_told_or_refused(monkeypatch
     made = [Problem(f"{i}+1=", "2", arithmetic.__name__) for i in range(200)]
     monkeypatch.setattr(arithmetic, "problems", lambda *_: made)
     source = load("arithmetic", 300, 5)
-    train = [problem for problem in made if not arithmetic.is_held_out(problem.prompt)]
+    train = [problem for problem in made if not problem.held_out]
     assert source.train == train and len(source.validation) == 5
     assert source.notes == [f"300 problems for train were asked for, and there are {len(train)}"]
     made.clear()
@@ -467,7 +487,7 @@ def hub(tmp_path, monkeypatch):
 def test_known_data_sets_are_trained_and_evaluated_on_by_name(hub, name):
     letters = re.findall(rf"(?m)^{name} .* (P|T) ", AS_ON_THE_HUB)
     evaluated = load_evaluation(name, 50).validation
-    assert {problem.task for problem in evaluated} == {task_of(name)}
+    assert {problem.task for problem in evaluated} == {task_of(name)[0]}
     assert {problem.text[0] for problem in evaluated} == {letters[-1]}
     if "P" not in letters:
         with pytest.raises(ValueError, match="for evaluation"):
@@ -484,22 +504,83 @@ def test_known_data_sets_are_trained_and_evaluated_on_by_name(hub, name):
 def test_any_data_set_of_the_hub_and_any_folder_can_be_named(hub, tmp_path):
     assert load("openai/gsm8k").name == "gsm8k"
     folder = tmp_path / "folder"
-    write(folder / "test" / "train.jsonl", records(40))  # the last word of a path decides
-    write(folder / "test" / "eval2.jsonl", records(10, start=100))
-    source = load(f"{folder},subset=test")
-    assert len(source.train + source.validation) == 40
+    write(folder / "algebra.jsonl", records(40))
+    write(folder / "a" / "dataset_info.json", [{"features": "x"}])  # as save_to_disk does
+    write(folder / "a" / "train.arrow", records(40, start=50))
+    source = load(str(folder))
+    assert {int(problem.answer) for problem in source.train} <= {*range(51, 91)}
+    assert re.search(r"not used is .*algebra\.jsonl", source.notes[-1])
+    write(folder / "valid" / "a.json", records(10, start=100))
     by_its_word = load_evaluation(str(folder), 10).validation
     assert {problem.answer for problem in by_its_word} == {str(i) for i in range(101, 111)}
-    assert load(f"{folder}/test/train.jsonl,validation={folder}").validation == by_its_word
-    write(folder / "a-test" / "a.jsonl", records(10, start=200))
+    assert load(f"{folder}/algebra.jsonl,validation={folder}").validation == by_its_word
+    write(folder / "test" / "train.csv", records(10, start=200))
     assert load_evaluation(str(folder), 10).validation[0].answer > "200", "test before val"
-    write(folder / "train" / "a.jsonl", records(40))
-    write(folder / "algebra.jsonl", records(40, start=100))
-    assert re.search(r"not used is .*algebra\.jsonl", load(str(folder)).notes[-1])
     write(folder / "held_out" / "a.jsonl", [{"instruction": "Add."}] * 3)
-    assert "! 3 records of" in load(str(folder)).notes[-1]  # are not held apart
+    assert "! 3 records are not held apart" in load(str(folder)).notes[-1]
     with pytest.raises(ValueError, match="no file of records below other/"):
         load(f"{folder},subset=other")
+
+
+HELD_OUT = """holdout hold-out held_out heldout tests testset myTest TEST evals evalset validate
+devset gsm8k_test test-00000-of-00001 validation_data train-val testing"""
+TRAIN = "all trainset latest contest values device"
+
+
+def test_what_a_path_or_a_split_calls_held_out_is_never_trained_on(tmp_path):
+    made, apart = records(40), records(3, start=40)
+    texts = {row["problem"] for row in apart}
+    for name in [*HELD_OUT.split(), *TRAIN.split()]:
+        folder, is_apart = tmp_path / name, name in HELD_OUT.split()
+        write(folder / "train.jsonl", made + apart * is_apart)
+        write(folder / f"{name}/train.jsonl", apart)
+        lists = write(tmp_path / "lists.json", {"train": made, name: apart})
+        split = [row | {"split": name} for row in apart] + [row | {"split": "a"} for row in made]
+        for argument in (str(folder), lists, write(tmp_path / "split.csv", split)):
+            source = load(argument)
+            assert {problem.text for problem in source.train}.isdisjoint(texts) is is_apart, name
+            evaluated = {problem.text for problem in load_evaluation(argument, 9).validation}
+            assert (evaluated == texts) is is_apart, name
+    named = write(tmp_path / "my_test.jsonl", made)
+    assert "! its name says" in load(named).notes[-1]
+
+
+def test_a_sum_is_held_out_whatever_task_asks(tmp_path):
+    """So a file is never trained on sums on which another command evaluates the task."""
+    sums = [problem.prompt for problem in arithmetic.problems("validation", 300)]
+    sums += [problem.prompt.replace("+", " + ") for problem in arithmetic.problems("train", 300)]
+    made = [{"problem": text, "answer": "1"} for text in sums]
+    source = load(write(tmp_path / "sums.jsonl", made))
+    assert {problem.text for problem in source.validation} == {*sums[:300]}
+
+
+def test_records_are_judged_by_a_task_of_ones_own(tmp_path, squares):
+    made = [row | {"system": "<answer>"} for row in records(40)]
+    path = write(tmp_path / "a.jsonl", [row | {"rubric": {"a": [1]}} for row in made])
+    source = load(f"{path},task=squares")
+    assert {problem.system for problem in source.train} == {"<answer>"}
+    problem = source.train[0]
+    task = importlib.import_module(problem.task)
+    assert problem.prompt == problem.text and task.score(problem, f"It is {problem.answer}")
+    assert task_of(f"{path},task=squares") == ("data.tasks.squares", True)
+    assert json.loads(load(f"{path},task=squares,answer=rubric").train[0].answer) == {"a": [1]}
+    source = load(path)  # as mathematics, which judges a box
+    assert {problem.system for problem in source.train} == {None}
+    assert "! 40 prompts ask for <answer>" in source.notes[-1]
+
+
+def test_a_solution_has_its_gold_and_a_box(tmp_path):
+    """One that is judged right by the box that the prompt asks for."""
+    made = [{"question": "Q", "answer": "3 + 4 = 7\n#### 7"}]
+    spec = parse_spec(f"{write(tmp_path / 'a.jsonl', made)},solution=answer", wanted="solution")
+    ((problem,), (_, note)) = read_problems(spec, [Path(spec.place)])
+    assert mathematics.score(problem, problem.metadata["solution"]) and note.startswith("1 sol")
+
+
+def test_records_that_differ_in_their_system_prompt_alone_are_two_problems(tmp_path):
+    made = [row | {"system": system} for row in records(40) for system in "ST"]
+    source = load(write(tmp_path / "a.jsonl", made))
+    assert len(source.train + source.validation) == 80
 
 
 def test_a_bad_record_of_a_known_data_set_is_left_out_and_told(hub, tmp_path):

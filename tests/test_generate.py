@@ -232,11 +232,14 @@ def test_the_system_turn_of_the_data_is_used_and_the_answer_is_shown(chat_models
 def test_a_prompt_is_worded_as_the_data_are_and_follows_the_system_prompt(
     chat_models, tmp_path, capsys
 ):
-    (tmp_path / "my.jsonl").write_text('{"problem": "1+1?", "answer": "2"}\n' * 3)
+    record = '{"problem": "1+1?", "answer": "2", "system": "You add."}\n'
+    (tmp_path / "my.jsonl").write_text(record * 3)
     about = f"--model {chat_models['qwen3']} --data {tmp_path}/my.jsonl --prompt 7+8?"
     about += " --defaults toy --prompt-budget 200 --thinking-budget 2 3 --instruction"
     assert run_generate([*about.split(), "Be brief."]) == 0
-    assert capsys.readouterr().out.startswith("prompt  | 7+8?\n        | \n        | Be brief.")
+    printed = capsys.readouterr()
+    assert printed.out.startswith("prompt  | 7+8?\n        | \n        | Be brief.")
+    assert "my.jsonl has system prompts, and this prompt has none" in printed.err
     tokenizer = load_tokenizer(chat_models["qwen3"])
     tokenizer.chat_template = None
     ids = prompt_ids(tokenizer, *problems_of("hi"), Sampling(system="You add."))
@@ -395,7 +398,7 @@ def test_a_completion_that_is_right_in_part_is_not_called_wrong_and_a_truncated_
     rollouts[4] = dataclasses.replace(rollouts[4], truncated=True)
     verdicts = [Verdict(1.0), Verdict(0.95), Verdict(0.0), Verdict(0.0, "died"), Verdict(1.0)]
     kinds = generate.examples(rollouts, verdicts).values()
-    assert [chosen[0] for chosen in kinds] == rollouts[:3]
+    assert [chosen[0] for chosen in kinds] == [*rollouts[:3], rollouts[4]]
     pool = SimpleNamespace(judge=lambda items: [(i, verdicts[i]) for i, _, _ in items])
     judged = judge_all(pool, [None], rollouts, [""] * 5)
     assert judged == [*verdicts[:4], Verdict(False)]

@@ -13,6 +13,8 @@ from sampling import run_generate
 from steps import run_train, write_lines
 
 from core.model import load_model, load_tokenizer
+from data import Problem
+from data.tasks import mathematics
 from tools import imitate
 
 
@@ -62,7 +64,10 @@ def test_the_prompt_is_that_of_a_generator_and_the_solution_ends(chat_models, he
     tokenizer.eos_token, learned_of = None, []
     monkeypatch.setattr(imitate, "load_tokenizer", lambda _: tokenizer)
     monkeypatch.setattr(imitate, "imitate", lambda _, batches, *__: learned_of.extend(batches))
-    rows = [{"problem": f"{i}+1?", "worked": f"{i}</think>{i + 1}", "answer": 1} for i in range(6)]
+    rows = [
+        {"problem": f"{i}+1?", "worked": rf"{i}</think>\boxed{{{i}}}", "answer": 1}
+        for i in range(6)
+    ]
     ended = [row | {"worked": row["worked"] + i % 3 * "<|im_end|>\n"} for i, row in enumerate(rows)]
     write_lines(Path("my.jsonl"), ended)
     command = f"--model {chat_models['qwen3']} --data my.jsonl,solution=worked --out out"
@@ -98,7 +103,8 @@ def test_only_the_solution_counts_however_a_batch_is_padded(folder, monkeypatch)
 
 
 REFUSED = """
---data a.jsonl --out out | no column solution .* are problem, worked: add
+--data a.jsonl --out out | no column .* are problem, answer, worked, wrong: add
+--data a.jsonl,solution=wrong --out out | 1 of 1 solutions are judged wrong
 --data a.jsonl --out . | --out .: name a folder that is not there yet
 --data a.jsonl | --model, --data and --out are wanted
 --data a.jsonl,solution=worked --out out | not 30.*: shorten .* '1[+]1
@@ -108,9 +114,18 @@ REFUSED = """
 
 def test_what_cannot_be_learned_is_refused_before_anything_is(folder, tmp_path, here, monkeypatch):
     monkeypatch.setattr(imitate, "imitate", lambda *_: pytest.fail("it learns"))
-    write_lines(Path("a.jsonl"), [{"problem": "1+1?", "worked": "2" * 3000}])
+    solutions = {"worked": "2" * 3000, "wrong": "1</think>\\boxed{1}"}
+    write_lines(Path("a.jsonl"), [{"problem": "1+1?", "answer": "2"} | solutions])
     Path("my.jsonl").symlink_to(folder / "my.jsonl")
     Path("file").touch()
     for flags, message in rows(REFUSED):
         with pytest.raises((ValueError, OSError), match=message):
             imitate.main(["--model", f"{folder}/random", *flags.split()])
+
+
+def test_solutions_are_judged_before_they_are_learned(capsys):
+    problem = Problem("1+1?", "2", mathematics.__name__)
+    imitate.refuse_wrong([(text, problem, rf"\boxed{{{text}}}") for text in "2213"])
+    assert capsys.readouterr().err == ""
+    imitate.refuse_wrong([(text, problem, rf"\boxed{{{text}}}") for text in "2113"])
+    assert "! 3 of 4 solutions are judged wrong" in capsys.readouterr().err

@@ -7,7 +7,7 @@ learns nothing if all completions fail.
 Then `python train.py --model FOLDER` goes on from there. Each record is a problem with a worked
 solution. The model gets the problem as train.py would word it, and learns to go on with the
 solution and its EOS; only their tokens count in the loss. The tenth of all texts that train.py
-never trains on is not learned here either.
+never trains on is not learned here either. Each solution is judged before, as a completion is.
 """
 
 import itertools
@@ -26,7 +26,9 @@ from core.screen import Progress, say
 from core.settings import model_path, refuse, refuse_small_numbers, say_notes
 from core.text import end_tokens, prompt_ids
 from curve.flags import option, read_flags, run_command
+from data import Problem
 from data.load import load_data
+from data.verify import VerifierPool
 from machinery.folder import whole_folder
 
 NOT_LEARNED = -100  # the label of a token that is context only, for transformers
@@ -67,15 +69,21 @@ def main(arguments: list[str]) -> int:
     model = load_model(path).to("cuda" if torch.cuda.is_available() else "cpu")
 
     # The model learns the solution and its EOS, after which nothing is ever sampled.
-    examples, ends = [], end_tokens(tokenizer)
+    examples, ends, completions = [], end_tokens(tokenizer), []
     for problem in source.train:
         prompt = prompt_ids(tokenizer, problem, command)
-        solution = tokenizer(problem.answer, add_special_tokens=False).input_ids
+        text = problem.metadata.get("solution", problem.answer)
+        solution = tokenizer(text, add_special_tokens=False).input_ids
         solution = [*itertools.takewhile(lambda token: token not in ends, solution), ends[0]]
         about = f"shorten the solution of {problem.prompt[:60]!r}, or remove it"
         refuse_too_long(model, len(prompt + solution), about)
+        if problem.answer:
+            opened = "<think>" * tokenizer.decode(prompt).rstrip().endswith("<think>")
+            written = tokenizer.decode(solution[:-1], clean_up_tokenization_spaces=False)
+            completions.append((text, problem, opened + written))
         examples.append((prompt + solution, [NOT_LEARNED] * len(prompt) + solution))
     say(f"After {tokenizer.decode(prompt)!r} the model learns {tokenizer.decode(solution)!r}")
+    refuse_wrong(completions)
 
     # Each epoch has an order of its own.
     batches = []
@@ -89,6 +97,22 @@ def main(arguments: list[str]) -> int:
         tokenizer.save_pretrained(folder)
     print(f"next: python train.py --model {command.out} --data {command.data}")
     return 0
+
+
+def refuse_wrong(completions: list[tuple[str, Problem, str]]) -> None:
+    """ValueError if all of these solutions, with their problems, are judged wrong: RL would never
+    see a success. It is said if most are."""
+    with VerifierPool(2, 10.0, 4.0) as pool:
+        wrong = [text for text, verdict in pool.judge(completions) if not verdict.correct]
+    if 2 * len(wrong) <= len(completions):
+        return
+    said = f"{len(wrong)} of {len(completions)} solutions are judged wrong, such as {wrong[0]!r}"
+    refuse(
+        len(wrong) == len(completions),
+        f"{said}: write them as the task reads a completion, with </think> if the prompt opens"
+        " thinking, or judge them in a task of your own by ,task=NAME",
+    )
+    say(f"! {said}")
 
 
 def imitate(
