@@ -3,8 +3,10 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -90,6 +92,30 @@ def group_of_one():
 @pytest.fixture(scope="session")
 def models(tmp_path_factory):
     return make_models(tmp_path_factory.mktemp("model"), head_dim=16)
+
+
+@pytest.fixture(scope="session")
+def golden_run(models, tmp_path_factory):
+    """The folder of a run of two steps on the groups of steps.py, with all that a run leaves. It is
+    made once, to be read; `run` is a copy."""
+    import steps
+
+    from loss import Recipe
+    from machinery.folder import write_config
+
+    folder = tmp_path_factory.mktemp("golden")
+    chosen = steps.settings(2, model=models["llama"], defaults="toy", recipe=Recipe(loss="dapo"))
+    chosen = replace(chosen, name="run", validation_every=1, rollouts_kept=3)
+    steps.train_on(chosen, models["llama"], [*map(steps.batch_of_groups, range(2))], folder)
+    write_config(folder, chosen)
+    steps.add_R0(folder)
+    return folder
+
+
+@pytest.fixture
+def run(golden_run, tmp_path, here):
+    """A run, runs/run below the folder where we stand."""
+    return shutil.copytree(golden_run, tmp_path / "runs" / "run")
 
 
 def make_models(parent, head_dim):

@@ -194,6 +194,13 @@ def write_lines(path: Path, lines: list[dict]) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
+def add_R0(folder: Path) -> None:
+    """The validation of step 0, of which the feed of a test makes none."""
+    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    first = next(line for line in lines if line["kind"] == "validation")
+    write_lines(folder / "log.jsonl", [first | {"step": 0}, *lines])
+
+
 def stored(folder: Path) -> dict[str, Tensor]:
     """All parameters and moments in the newest checkpoint of a run, by name."""
     newest = checkpoints(folder)[-1]

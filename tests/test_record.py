@@ -21,13 +21,13 @@ from safetensors.torch import load_file, save_file
 from steps import (
     FIRST,
     GivenGroups,
+    add_R0,
     batch_of_groups,
     make_group,
     rollout,
     run_train,
     settings,
     train_on,
-    train_rank,
     write_lines,
 )
 from torch.utils.flop_counter import FlopCounterMode
@@ -44,7 +44,6 @@ from data import Problem
 from data.load import Source, fingerprint
 from data.tasks import arithmetic
 from data.verify import Verdict
-from docs.make_base import BASE_MODEL
 from machinery.folder import (
     checkpoints,
     json_lines,
@@ -238,22 +237,10 @@ def test_a_validation_has_the_means_of_all_sources_by_their_weights(new_record):
 
 
 @pytest.fixture
-def resumable(tmp_path, here, monkeypatch):
-    """In runs/run there is a run of one step with a checkpoint. To go on fails in this way before
-    any process is started."""
-    never = f"--validation-every {10**6} --checkpoint-every {10**6}"
-    chosen = parse(f"--steps {FIRST + 1} --threads 1 {never}".split())
-    folder = tmp_path / "runs" / "run"
-    train_rank(0, chosen, str(BASE_MODEL), [batch_of_groups()], folder)
-    write_config(folder, chosen)
-    add_R0(folder)
+def resumable(run, monkeypatch):
+    """In runs/run there is a run with a checkpoint. To go on fails in this way before any process
+    is started."""
     return lambda error: monkeypatch.setattr(Feed, "start", Mock(side_effect=error))
-
-
-def add_R0(folder: Path) -> None:
-    """The validation of step 0, of which the feed of a test makes none."""
-    first = log(folder, "validation")[0] | {"step": 0}
-    write_lines(folder / "log.jsonl", [first, *log(folder)])
 
 
 RESUME = ["--resume", "runs/run", "--steps", "99"]
@@ -298,7 +285,7 @@ def test_data_that_have_changed_and_a_folder_in_use_are_refused(resumable, monke
         run_train([*RESUME, "--from-step", "1"])  # before there is a look at its checkpoints
     # The weights decide, and not where they lie. At first a checkpoint had no checksum of them.
     for name in ("same", "other"):
-        shutil.copytree(BASE_MODEL, name)
+        shutil.copytree(read_settings(Path("runs/run")).model, name)
     save_file(
         {name: 2 * each for name, each in load_file("other/model.safetensors").items()},
         "other/model.safetensors",

@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 from faults import log
-from steps import FIRST, batch_of_groups, settings, train_on, write_lines
+from steps import FIRST, settings, write_lines
 
 from loss import Recipe
 from machinery.folder import json_lines, write_config
@@ -53,20 +53,7 @@ def open_page(browser_page):
     assert messages == []
 
 
-# --- a run ----------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def make_run(models, tmp_path):
-    """Makes the folder of a run of some steps, with 12 completions each."""
-
-    def run(steps=1, **recipe):
-        chosen = settings(steps, validation_every=1, rollouts_kept=3, recipe=Recipe(**recipe))
-        write_config(tmp_path, chosen)
-        train_on(chosen, models["llama"], [*map(batch_of_groups, range(steps))], tmp_path)
-        return tmp_path
-
-    return run
+# --- its numbers ----------------------------------------------------------------------------------
 
 
 def groups_of(run):
@@ -75,38 +62,33 @@ def groups_of(run):
 
 
 def terms_of(run):
-    """By completion that was trained on: the terms of its sampled tokens."""
-    for completion in sum((line["completions"] for line in groups_of(run)), []):
-        assert ("terms" in completion) == (completion.get("became") == "trained")
-        if "terms" in completion:
-            given = zip(completion["terms"], completion["generator_logprobs"], strict=True)
-            yield completion, [term for term, sampled in given if sampled is not None]
+    """By completion that was trained on: its step, and the terms of its sampled tokens."""
+    for line in groups_of(run):
+        for its in line["completions"]:
+            assert ("terms" in its) == (its.get("became") == "trained")
+            if "terms" in its:
+                given = zip(its["terms"], its["generator_logprobs"], strict=True)
+                yield line["step"], its, [term for term, sampled in given if sampled is not None]
 
 
-@pytest.mark.parametrize("name", ["cispo", "gspo", "dapo"])
-def test_terms_add_up_to_the_loss_of_the_step_and_clips_to_its_fraction(make_run, name):
-    run = make_run(loss=name)
-    total, clips, tokens = 0.0, 0, 0
-    for completion, terms in terms_of(run):
-        total -= completion["weight"] * sum(terms)
-        clips += len(completion["clipped"])
-        tokens += len(terms)
-    (logged,) = log(run, "train")
-    assert total == pytest.approx(logged["loss"], rel=1e-4) and total != 0
-    assert clips / tokens == pytest.approx(logged["clipped_fraction"])
+def test_terms_add_up_to_the_loss_of_the_step_and_clips_to_its_fraction(golden_run):
+    for logged in log(golden_run, "train"):
+        own = [each for step, *each in terms_of(golden_run) if step == logged["step"]]
+        total = -sum(its["weight"] * sum(terms) for its, terms in own)
+        assert total == pytest.approx(logged["loss"], rel=1e-4) and total != 0
+        clips, tokens = (sum(map(len, each)) for each in zip(*[(i["clipped"], t) for i, t in own]))
+        assert clips / tokens == pytest.approx(logged["clipped_fraction"]) and clips > 0
 
 
-def test_a_page_that_would_be_too_large_has_the_first_completions(make_run, monkeypatch):
-    run = make_run()
-    groups, whole = groups_of(run), len(view.as_json(groups_of(run)))
+def test_a_page_that_would_be_too_large_has_the_first_completions(golden_run, monkeypatch):
+    groups, whole = groups_of(golden_run), len(view.as_json(groups_of(golden_run)))
     for share, completions in ((0.8, 3), (0.01, 1)):
         monkeypatch.setattr(view, "MOST_BYTES", share * whole)
-        assert [len(line["completions"]) for line in groups_of(run)] == [completions] * len(groups)
-    assert view.read_run(run)["completions"] == 4 * len(groups)
+        assert {len(line["completions"]) for line in groups_of(golden_run)} == {completions}
+    assert view.read_run(golden_run)["completions"] == 4 * len(groups)
 
 
-def test_what_cannot_be_shown_is_refused_with_its_place(make_run):
-    run = make_run()
+def test_what_cannot_be_shown_is_refused_with_its_place(run):
     (run / "rollouts.jsonl").write_text('{"kind": "gro\n')
     with pytest.raises(ValueError, match="rollouts.jsonl, line 1: "):
         view.main([str(run)])
@@ -131,9 +113,8 @@ HOSTILE = [*ODD, MARKS, f"</script>{SCRIPT}", *"<!-- --> &lt; $& ` \\ DATA_OF_TH
 HOSTILE += ["NONCE_OF_THE_PAGE", "e" + "\u0301" * 200]
 
 
-def test_each_part_reacts_to_clicks_and_keys_and_hostile_texts_harm_nothing(make_run, open_page):
+def test_each_part_reacts_to_clicks_and_keys_and_hostile_texts_harm_nothing(run, open_page):
     """Hostile are the prompts, and the first completion of the first problem."""
-    run = make_run(2)
     kept = json_lines(run / "rollouts.jsonl")
     for line in kept:
         line |= {"prompt": MARKS, "answer": MARKS, "source": MARKS}
@@ -146,8 +127,8 @@ def test_each_part_reacts_to_clicks_and_keys_and_hostile_texts_harm_nothing(make
 
     # 1. The curve: a point for each validation. 2. The timeline.
     circles = page.locator("#plot circle")
-    assert circles.count() == 3
-    circles.nth(1).press("Enter")
+    assert circles.count() == 4
+    circles.nth(2).press("Enter")
     assert opened()[0] == FIRST + 1
     page.get_by_role("button", name="whole run").click()
     window = lambda: page.evaluate("lanes.to - lanes.from")
@@ -189,7 +170,7 @@ def test_each_part_reacts_to_clicks_and_keys_and_hostile_texts_harm_nothing(make
         write_config(run, settings(recipe=Recipe(loss=name)))
         data = view.read_run(run)
         numbers = page.evaluate(FORMULAS, [data["formula"], data["constants"]])
-        terms = sum((terms for _, terms in terms_of(run)), [])
+        terms = sum((terms for *_, terms in terms_of(run)), [])
         for each, term in zip(numbers, terms, strict=True):
             value = eval(each.replace("×", "*"), KNOWN)
             assert value == pytest.approx(term, rel=5e-3, abs=1e-4), each
@@ -209,10 +190,9 @@ def test_each_part_reacts_to_clicks_and_keys_and_hostile_texts_harm_nothing(make
     assert "Content Security Policy" in open_page.messages.pop()
 
 
-def test_a_page_shows_what_there_is(make_run, open_page):
+def test_a_page_shows_what_there_is(run, open_page):
     """No step yet, no group that was trained on, a line that is being written; a log without
     columns."""
-    run = make_run()
     first, *_ = groups_of(run)
     (run / "rollouts.jsonl").write_text(f'{json.dumps(first)}\n{{"kind": "gro')
     bare = [{"kind": kind, "step": 1} for kind in ("validation", "train")]
