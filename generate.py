@@ -98,9 +98,9 @@ def print_completions(command: GenerateCommand) -> None:
     if hasattr(task, "worded"):
         prompt = task.worded(prompt, command.instruction)
     samples = command.samples or 1
-    tokenizer, engine = load(command, samples)
-    asked = Problem(prompt, "", task.__name__)
-    for rollout in sample(command, tokenizer, engine, [asked], samples):
+    asked = [Problem(prompt, "", task.__name__)]
+    tokenizer, engine = load(command, asked, samples)
+    for rollout in sample(command, tokenizer, engine, asked, samples):
         print(quoted("prompt", prompt))
         print(quoted("reply", marked_text(tokenizer, rollout)))
 
@@ -115,7 +115,8 @@ def evaluate(command: GenerateCommand) -> None:
         open(command.log, "a").close()  # OSError now, and not after hours of sampling
     samples = command.samples or 16
     most = max(len(source.validation) for source in sources)
-    tokenizer, engine = load(command, samples * most)
+    asked = [problem for source in sources for problem in source.validation]
+    tokenizer, engine = load(command, asked, samples * most)
     for source in sources:
         problems = source.validation
         rollouts = sample(command, tokenizer, engine, problems, samples)
@@ -147,9 +148,11 @@ def examples(rollouts: list[Rollout], verdicts: list[Verdict]) -> dict[str, dict
 # --- the model that is asked ----------------------------------------------------------------------
 
 
-def load(command: GenerateCommand, completions: int) -> tuple[PreTrainedTokenizerBase, Engine]:
+def load(
+    command: GenerateCommand, problems: list[Problem], completions: int
+) -> tuple[PreTrainedTokenizerBase, Engine]:
     """The model's tokenizer, and the model in an engine for so many completions at once at most.
-    ValueError if it cannot be used."""
+    ValueError if it cannot be used for these problems."""
     path = model_path(command.model)
     tokenizer = load_tokenizer(path)
     decoding = make_decoding(
@@ -165,6 +168,7 @@ def load(command: GenerateCommand, completions: int) -> tuple[PreTrainedTokenize
     settings = replace(settings, slots=min(settings.slots, completions))
     model = load_model(path)
     refuse_misfit(model, decoding)
+    refuse_prompts(tokenizer, problems, command, model)
     refuse_wrong_logprobs(model, path, settings.engine == "torch", share_prompts=False)
     engine = make_engine(settings, model)
     if settings.engine == "vllm":  # it is made without parameters
@@ -182,7 +186,6 @@ def sample(
     samples: int,
 ) -> list[Rollout]:
     """So many completions of each problem, problem by problem."""
-    refuse_prompts(tokenizer, problems, command)
     requests, budget = [], command.thinking_budget
     for i, problem in enumerate(problems):
         ids = prompt_ids(tokenizer, problem, command)

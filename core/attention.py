@@ -4,6 +4,7 @@ Dimensions: B sequences, T tokens, K keys that they may attend to, D size of a h
 """
 
 import math
+import sys
 from types import SimpleNamespace
 
 import torch
@@ -123,6 +124,16 @@ def windows(model: PreTrainedModel) -> list[int | None]:
     alike = ["sliding_attention"] * of_config(model, 0, "num_hidden_layers")
     kinds = of_config(model, alike, "layer_types")
     return [of_kinds[kind] for kind in kinds if kind in of_kinds]
+
+
+def most_positions(model: PreTrainedModel) -> int:
+    """How many positions a sequence may have. Beyond them a model may rotate its whole batch
+    otherwise (longrope), also if only padding lies there."""
+    limit = of_config(model, sys.maxsize, "max_position_embeddings")
+    rope = of_config(model, {}, "rope_parameters")
+    if rope.get("rope_type") == "longrope":
+        limit = rope["original_max_position_embeddings"]
+    return limit
 
 
 def padded(positions: int, device: torch.device) -> int:

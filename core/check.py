@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import loss
-from core.attention import recurrent
+from core.attention import most_positions, recurrent
 from core.engine import Decoding
 from core.model import head_of, in_one_sentence
 from core.policy import Policy, micro_batches
@@ -21,7 +21,7 @@ from core.rollouts import Request, given_rollout
 from core.torch_engine import TorchEngine
 
 IDS = [*range(6)]  # tokens that every model has
-WINDOW = 3  # in place of the model's own while we look, so that six tokens show it
+WINDOW = 3  # in place of wider ones while we look, so that six tokens show them
 
 
 @torch.no_grad()
@@ -41,11 +41,10 @@ def refuse_wrong_logprobs(
     if over_slots:
         wrong = "it cannot be sampled token by token over slots of a cache"
         ways[f"{wrong}; --engine vllm may know it"] = over_slots_of_an_engine
-    config = model.config.get_text_config()
-    window = getattr(config, "sliding_window", None)
+    narrowed = windows_of(model)
     try:
-        if window:
-            config.sliding_window = WINDOW
+        for part, window, _ in narrowed:
+            setattr(part, window, WINDOW)
         with in_one_sentence(name, fails):
             model.set_attn_implementation("eager")  # which every model has
             true_TV = model(input_ids=torch.tensor([IDS])).logits[0].float().log_softmax(-1)
@@ -57,9 +56,20 @@ def refuse_wrong_logprobs(
                 if not error < 1e-3:  # nor NaN
                     raise ValueError(f"its log-probabilities are off by {error:.1%}")
     finally:
-        if window:
-            config.sliding_window = window
+        for part, window, width in narrowed:
+            setattr(part, window, width)
         model.set_attn_implementation("grouped")
+
+
+def windows_of(model: PreTrainedModel) -> list[tuple[object, str, int]]:
+    """Every window that can hide a token, of whatever kind: what has it, its name and its width."""
+    most = most_positions(model)
+    return [
+        (part, name, width)
+        for part in (model.config.get_text_config(), *model.modules())
+        for name, width in vars(part).items()
+        if name.endswith(("window", "window_size")) and type(width) is int and WINDOW < width < most
+    ]
 
 
 def in_trainer(model: PreTrainedModel, true_TV: Tensor, share: bool) -> tuple[Tensor, Tensor]:

@@ -9,15 +9,17 @@ from collections.abc import Iterable, Iterator
 import torch
 import transformers
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import find_adapter_config_file
 
 import loss
-from core.attention import attention_on_gpu, of_config
+from core.attention import attention_on_gpu, most_positions, of_config
 from core.engine import Decoding
 from core.settings import refuse
 
@@ -31,6 +33,8 @@ def in_one_sentence(model: str, wrong: str = "it could not be loaded") -> Iterat
     try:
         yield
     except Exception as error:
+        if find_adapter_config_file(model):
+            wrong = "it is a LoRA adapter: merge it into its model first (peft's merge_and_unload)"
         kind, text = type(error).__name__, str(error).strip() or "no reason given"
         raise ValueError(f"--model {model}: {wrong} ({kind}: {text.splitlines()[0]})") from error
 
@@ -45,7 +49,12 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
 def load_model(path: str) -> PreTrainedModel:
     """A causal LM from a folder or the hub, on the CPU in fp32. ValueError if it cannot be
     loaded."""
+    wrong = "it could not be loaded"
     with in_one_sentence(path):
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+        if hasattr(config, "quantization_config"):  # some are no longer quantized when loaded
+            wrong = "it is quantized, and cannot be trained: take its weights in bf16"
+    with in_one_sentence(path, wrong):
         model, found = AutoModelForCausalLM.from_pretrained(
             path,
             output_loading_info=True,
@@ -56,6 +65,8 @@ def load_model(path: str) -> PreTrainedModel:
         missing = found["missing_keys"]
         if missing:  # transformers would draw them at random
             raise ValueError(f"its files lack {len(missing)} weights, {min(missing)} first")
+        if getattr(model, "is_quantized", False):
+            raise ValueError("its weights have no floating point")
         # If it reads pictures too, that part stays as it is.
         model.requires_grad_(False)
         model.get_decoder().requires_grad_(True)
@@ -96,10 +107,7 @@ def head_of(model: PreTrainedModel) -> loss.Head:
 def refuse_too_long(model: PreTrainedModel, longest: int, advice: str = "") -> None:
     """ValueError, with this advice, if so many tokens exceed the positions of the model. Without
     advice they are all budgets together."""
-    limit = of_config(model, math.inf, "max_position_embeddings")
-    rope = of_config(model, {}, "rope_parameters")
-    if rope.get("rope_type") == "longrope":  # beyond these it rotates short sequences otherwise too
-        limit = rope["original_max_position_embeddings"]
+    limit = most_positions(model)
     budgets = (
         "the budgets for prompt, thinking, interruption and answer add up to that; lower"
         " --thinking-budget, --answer-budget or --prompt-budget, or take a larger --model (small"
@@ -110,12 +118,16 @@ def refuse_too_long(model: PreTrainedModel, longest: int, advice: str = "") -> N
     )
 
 
-def refuse_misfit(model: PreTrainedModel, decoding: Decoding, ids: Iterable[int] = ()) -> None:
-    """ValueError if the budgets exceed the positions of the model, or if one of these tokens, or of
-    those that end or interrupt a completion, has no embedding."""
+def refuse_misfit(model: PreTrainedModel, decoding: Decoding) -> None:
+    """ValueError if the budgets exceed the positions of the model, or if one of the tokens that end
+    or interrupt a completion has no embedding."""
     refuse_too_long(model, decoding.longest)
-    known = model.get_input_embeddings().num_embeddings
-    last = max([*ids, *decoding.phrase, *decoding.eos])
+    refuse_unknown(model, decoding.phrase + decoding.eos)
+
+
+def refuse_unknown(model: PreTrainedModel, ids: Iterable[int]) -> None:
+    """ValueError if one of these tokens has no embedding."""
+    known, last = model.get_input_embeddings().num_embeddings, max(ids)
     refuse(
         last >= known,
         f"--model: its tokenizer has the token {last}, and the model has embeddings for {known}"

@@ -25,7 +25,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 import loss
-from core.attention import masks, of_config, padded
+from core.attention import masks, most_positions, padded
 from core.model import head_of
 from core.rollouts import Rollout
 
@@ -189,16 +189,18 @@ class Policy(torch.nn.Module):
         super().__init__()
         self.model = model
         self.device = device or model.device
+        self.positions = most_positions(model)  # a GPU's padding may pass them, and no token
 
     def forward(self, m: MicroBatch, fp32_logits: bool | str) -> tuple[Tensor, Tensor]:
         """log pi_train of the sampled targets [B, T] (differentiable; 0 at all other places), and
         the policy's entropy at the sampled targets [N], in nats. Both are float32."""
         if m.prompts_PL is None:
-            hidden_BTD = self.trunk(m.inputs_BT, use_cache=False)
+            hidden_BTD = self.trunk(m.inputs_BT[:, : self.positions], use_cache=False)
         else:
             hidden_BTD = self.hidden_after_prompts(m)
         head = head_of(self.model)
-        hidden_ND, targets_N = hidden_BTD[m.sampled_BT], m.targets_BT[m.sampled_BT]
+        hidden_ND = hidden_BTD[m.sampled_BT[:, : hidden_BTD.shape[1]]]
+        targets_N = m.targets_BT[m.sampled_BT]
         logprobs_N, entropies_N = loss.sampled_logprobs(hidden_ND, head, targets_N, fp32_logits)
         logprobs_BT = torch.zeros(m.sampled_BT.shape, device=logprobs_N.device)
         return logprobs_BT.masked_scatter(m.sampled_BT, logprobs_N), entropies_N
@@ -213,22 +215,22 @@ class Policy(torch.nn.Module):
         and values add up."""
         # The prompts. The cache then has their keys and values, for each sequence those of its own.
         cache = DynamicCache()
-        prompts_PLD = self.trunk(m.prompts_PL, past_key_values=cache, use_cache=True)
+        prompts_PL = m.prompts_PL[:, : self.positions]
+        prompts_PLD = self.trunk(prompts_PL, past_key_values=cache, use_cache=True)
         cache.batch_select_indices(m.prompt_B)
 
         # The completions. Each attends to its prompt without the padding, and to itself. Positions
-        # go on from the end of the prompt; only padding lies beyond the model's last one.
-        L, T = m.prompts_PL.shape[1], m.inputs_BT.shape[1]
+        # go on from the end of the prompt.
+        L, T = prompts_PL.shape[1], m.inputs_BT.shape[1]
         places_K = torch.arange(L + T, device=m.inputs_BT.device)
         prompt_tokens_B1 = m.prompt_tokens_B[:, None]
         positions_BT = prompt_tokens_B1 + places_K[: T - 1]
         prompts_BL = torch.where(places_K[:L] < prompt_tokens_B1, places_K[:L], L + T)
         keys_BK = torch.cat([prompts_BL, positions_BT], 1)  # padding comes later than all tokens
-        positions = of_config(self.model, L + T, "max_position_embeddings")
         rest_BTD = self.trunk(
             m.inputs_BT[:, 1:],
             past_key_values=cache,
-            position_ids=positions_BT.clamp(max=positions - 1),
+            position_ids=positions_BT.clamp(max=self.positions - 1),
             attention_mask=masks(self.model, positions_BT, keys_BK, prompts_PLD.dtype),
         )
         last_B1D = prompts_PLD[m.prompt_B, m.prompt_tokens_B - 1][:, None]

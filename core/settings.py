@@ -75,7 +75,9 @@ class Sampling:
     instruction: str | None = option(
         None, "said after each problem of a file; by default in mathematics: box the answer"
     )
-    system: str | None = option(None, "a system prompt, before the user's turn")
+    system: str | None = option(
+        None, "a system prompt, before the user's turn; '' leaves out that of the data"
+    )
     thinking: bool = option(True, "enable_thinking, for the chat template")
 
     engine: Literal["auto", "torch", "vllm"] = option(

@@ -5,77 +5,124 @@ import contextlib
 import itertools
 from dataclasses import replace
 
-from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase
+from transformers import AutoConfig, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from core.engine import Decoding
-from core.model import in_one_sentence
+from core.model import in_one_sentence, refuse_unknown
 from core.rollouts import Rollout
+from core.screen import warn
 from core.settings import Sampling, refuse
 from data import Problem
+
+
+def messages(problem: Problem, settings: Sampling) -> list[dict]:
+    """What a model is asked: the user's turn, after the system prompt of --system or else of the
+    problem, if there is one that is not empty."""
+    system = problem.system if settings.system is None else settings.system
+    first = [{"role": "system", "content": system}] if system else []
+    return [*first, {"role": "user", "content": problem.prompt}]
 
 
 def turns(
     tokenizer: PreTrainedTokenizerBase, problem: Problem, settings: Sampling
 ) -> str | list[dict]:
-    """What a model is asked: the messages for its chat template, after the system prompt of
-    --system or else of the problem, if there is one; without a template their text."""
-    asked = [{"role": "user", "content": problem.prompt}]
-    system = problem.system if settings.system is None else settings.system
-    if system is not None:
-        asked.insert(0, {"role": "system", "content": system})
+    """The `messages`, for the model's chat template; without a template their text."""
+    asked = messages(problem, settings)
     if tokenizer.chat_template is None:
         return "\n\n".join(turn["content"] for turn in asked)
     return asked
 
 
+def rendered(
+    tokenizer: PreTrainedTokenizerBase, asked: list[dict], settings: Sampling, goes_on: bool = True
+) -> str:
+    """Messages in the chat template, ready for a reply if it goes on. --thinking is
+    `enable_thinking` for the template; one that knows no such choice ignores it."""
+    with in_one_sentence(tokenizer.name_or_path, "its chat template cannot be used"):
+        return tokenizer.apply_chat_template(
+            asked, tokenize=False, add_generation_prompt=goes_on, enable_thinking=settings.thinking
+        )
+
+
+def token_ids(tokenizer: PreTrainedTokenizerBase, text: str, special: bool = False) -> list[int]:
+    """Token ids of a text; special: with those that the tokenizer puts around one. ValueError, in
+    one sentence, if it has none for a part of it."""
+    with in_one_sentence(tokenizer.name_or_path, f"its tokenizer cannot read {text[:60]!r}"):
+        return tokenizer(text, add_special_tokens=special).input_ids
+
+
 def prompt_ids(
     tokenizer: PreTrainedTokenizerBase, problem: Problem, settings: Sampling
 ) -> list[int]:
-    """Token ids of the `turns`, in the model's chat template, ready for the model to go on.
-    --thinking is `enable_thinking` for the template; one that knows no such choice ignores it."""
+    """Token ids of the `turns`, in the model's chat template, ready for the model to go on."""
     asked = turns(tokenizer, problem, settings)
     if tokenizer.chat_template is None:
-        ids = tokenizer(asked).input_ids
+        ids = token_ids(tokenizer, asked, special=True)
         # Some tokenizers append an EOS; no model would go on after it.
         return ids[:-1] if ids[-1:] == [tokenizer.eos_token_id] else ids
-    with in_one_sentence(tokenizer.name_or_path, "its chat template cannot be used"):
-        text = tokenizer.apply_chat_template(
-            asked, tokenize=False, add_generation_prompt=True, enable_thinking=settings.thinking
+    return token_ids(tokenizer, rendered(tokenizer, asked, settings))
+
+
+def refuse_template(
+    tokenizer: PreTrainedTokenizerBase, problems: list[Problem], settings: Sampling
+) -> None:
+    """ValueError if the chat template drops or repeats a turn that these problems have. If it does
+    not open a reply, this is said once."""
+    if tokenizer.chat_template is None:
+        return
+    with_most = max((messages(problem, settings) for problem in problems), key=len)
+    asked = [turn | {"content": f"words of the {turn['role']}"} for turn in with_most]
+    text, path = rendered(tokenizer, asked, settings), tokenizer.name_or_path
+    for turn in asked:
+        times = text.count(turn["content"])
+        kind = "prompt" if turn["role"] == "user" else "system prompt (--system '' leaves it out)"
+        refuse(not times, f"--model {path}: its chat template drops the {kind}")
+        refuse(times > 1, f"--model {path}: its chat template has {times} times the {kind}")
+    reply = {"role": "assistant", "content": "words of a reply"}
+    before = rendered(tokenizer, [*asked, reply], settings, False).partition(reply["content"])[0]
+    opening = before.removeprefix(text).strip()
+    if opening and text == rendered(tokenizer, asked, settings, False):
+        warn(
+            "template",
+            f"--model {path}: its chat template has {opening!r} before a reply, but not at the end"
+            " of a prompt (add_generation_prompt)",
         )
-    return tokenizer(text, add_special_tokens=False).input_ids
 
 
 def refuse_prompts(
-    tokenizer: PreTrainedTokenizerBase, problems: list[Problem], settings: Sampling
+    tokenizer: PreTrainedTokenizerBase,
+    problems: list[Problem],
+    settings: Sampling,
+    model: PreTrainedModel,
 ) -> None:
-    """ValueError if the tokenizer cannot read one of their prompts, if one is above its budget, or
-    if the chat template drops them. Most are not rendered here, but when they are handed out: all
-    of a million would take minutes."""
-    distinct = {problem.prompt: problem for problem in problems}
-    with_character = {character: prompt for prompt in distinct for character in set(prompt)}
-    for prompt in dict.fromkeys(with_character.values()):
-        ids = tokenizer(prompt, add_special_tokens=False).input_ids
+    """ValueError if the tokenizer cannot read one of their prompts, if a prompt has tokens that the
+    model has not, if one is above its budget, or if the chat template does not suit them. Most are
+    not rendered here, but when they are handed out: all of a million would take minutes."""
+    asked = [turn for problem in problems for turn in messages(problem, settings)]
+    texts = dict.fromkeys(turn["content"] for turn in asked)
+    with_character = {character: text for text in texts for character in set(text)}
+    for text in dict.fromkeys(with_character.values()):
+        ids = token_ids(tokenizer, text)
         refuse(
-            tokenizer.unk_token_id in ids and tokenizer.unk_token not in prompt,
+            tokenizer.unk_token_id in ids and tokenizer.unk_token not in text,
             f"--model {tokenizer.name_or_path}: its tokenizer has no tokens for a part of the"
-            f" prompt {prompt[:60]!r}, which it reads as {tokenizer.decode(ids)[:60]!r} (the"
+            f" prompt {text[:60]!r}, which it reads as {tokenizer.decode(ids)[:60]!r} (the"
             " shipped model reads sums only; --model names another)",
         )
+    refuse_template(tokenizer, problems, settings)
     ids_of = lambda problem: prompt_ids(tokenizer, problem, settings)
-    first, *others = distinct.values()
-    refuse(
-        others and ids_of(first) == ids_of(others[0]),
-        f"--model {settings.model}: its chat template drops the prompt: two have the same tokens",
-    )
+    if max(tokenizer.get_vocab().values()) >= model.get_input_embeddings().num_embeddings:
+        for problem in problems:
+            refuse_unknown(model, ids_of(problem))
     # A text has at most as many tokens as bytes, so only long ones can be above the budget.
+    first = problems[0]
     most_bytes = settings.prompt_budget - len(ids_of(replace(first, prompt="")))
-    lengths = {
-        prompt: len(ids_of(problem))
-        for prompt, problem in distinct.items()
-        if len(prompt.encode()) > most_bytes or problem.system != first.system
-    }
-    prompt = max(lengths, key=lengths.get, default="")
-    most = lengths.get(prompt, 0)
+    lengths = [
+        (len(ids_of(problem)), problem.prompt)
+        for problem in problems
+        if len(problem.prompt.encode()) > most_bytes or problem.system != first.system
+    ]
+    most, prompt = max(lengths, default=(0, ""))
     refuse(
         most > settings.prompt_budget,
         f"the prompt {prompt[:60]!r} has {most} tokens with its instruction and the chat template;"
@@ -93,8 +140,8 @@ def make_decoding(
     """The budgets and markers in ids of this tokenizer; and others, by the names of their fields.
     ValueError if the tokenizer has no such marker, or the phrase has not."""
     end = settings.end_of_thinking
-    marker = tokenizer(end, add_special_tokens=False).input_ids
-    phrase = tokenizer(settings.interruption_phrase, add_special_tokens=False).input_ids
+    marker = token_ids(tokenizer, end)
+    phrase = token_ids(tokenizer, settings.interruption_phrase)
     if length_control == "interruption":
         refuse(
             len(marker) != 1,

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel
 
 import loss
-from core.attention import masks, padded, recurrent
+from core.attention import masks, most_positions, padded, recurrent
 from core.engine import Decoding, Engine
 from core.model import head_of
 from core.rollouts import Request, Rollout, SharedParameters
@@ -191,10 +191,10 @@ class TorchEngine(Engine):
         config = self.model.config if self.recurrent else None
         for batch in batches:
             # Padding is on the right, where a causal model never looks; its keys and values are
-            # overwritten.
+            # overwritten. It does not pass the model's positions.
             width = max(len(batch[0]), 1)
             if not self.recurrent:
-                width = padded(width, self.device)
+                width = min(padded(width, self.device), most_positions(self.model))
             ids = [prompt + (0,) * (width - len(prompt)) for prompt in batch]
             input_ids, cache = torch.tensor(ids, device=self.device), DynamicCache(config=config)
             self.model.get_decoder()(input_ids=input_ids, past_key_values=cache, use_cache=True)

@@ -38,7 +38,7 @@ from core.settings import (
     refuse,
     refuse_few_problems,
 )
-from core.text import make_decoding, prompt_ids, refuse_prompts
+from core.text import make_decoding, prompt_ids, refuse_prompts, token_ids
 from curve.fit import fit_series
 from curve.forecast import levelled_off
 from curve.plots import plot_variants
@@ -260,15 +260,15 @@ def make_prompts(
     refuse_few_problems(settings, sources)
     first = problems[0]
     ids = prompt_ids(tokenizer, first, settings)
-    refuse_misfit(model, decoding, ids)
-    refuse_prompts(tokenizer, problems, settings)
+    refuse_misfit(model, decoding)
+    refuse_prompts(tokenizer, problems, settings, model)
     ends = " or ".join(repr(tokenizer.decode([token])) for token in decoding.eos)
     say(f"The first prompt, as the model gets it: {tokenizer.decode(ids)!r}")
     answer = f"Its answer is {first.answer!r:.200}"
     if first.task == mathematics.__name__:
         reply = rf"\boxed{{{first.answer}}}"
         refuse(
-            tokenizer.unk_token_id in tokenizer(reply, add_special_tokens=False).input_ids,
+            tokenizer.unk_token_id in token_ids(tokenizer, reply),
             f"--model {path}: its tokenizer has no tokens for a part of the answer {reply!r:.200}",
         )
         answer += f", and it would have to come as {reply!r:.200}"

@@ -22,6 +22,7 @@ from sampling import (
     samples_takes_updates_validates_and_stops,
     settings_of,
 )
+from tokenizers.models import WordLevel
 from tokenizers.processors import TemplateProcessing
 
 import generate
@@ -279,11 +280,17 @@ UNUSABLE = r"""
 config.json | {"num_hidden_layers": 9} | lack \d+ weights, model.layers.\S+ first
 tokenizer_config.json | {"tokenizer_class": 1} | its tokenizer could not be
 chat | "{{ raise_exception('no') }}" | template cannot be used \(TemplateError: no
-chat | "<think>" | drops the prompt: two have the same tokens
+chat | "{{ messages[0].content }}" | drops the prompt
+chat | "{{ messages[-1].content }}" | drops the system prompt
+chat | "{% for m in messages %}{{ m.content * loop.index }}{% endfor %}" | has 2 times the prompt
+adapter_config.json | {} | is a LoRA adapter: merge it
+config.json | {"quantization_config": {"quant_method": "awq", "bits": 4}} | is quantized
 flags | {"end_of_thinking": "12"} | wants exactly one
 flags | {"interruption_phrase": ""} | does not close thinking
 ids | [19] | the token 19, and the model has embeddings for 19 tokens
 prompts | "1 + 1=" | no tokens for a part of the prompt .*<unk>
+prompts | "1 +1=" | cannot read '7' \(
+prompts | "zebra" | the token 19, and the model has embeddings for 19 tokens
 """
 
 
@@ -294,6 +301,7 @@ def test_a_model_that_cannot_be_used_is_refused_in_one_sentence(
     changes = json.loads(changes)
     folder = Path(shutil.copytree(models["llama"], tmp_path / "model"))
     if file.endswith(".json"):
+        (folder / file).exists() or shutil.move(folder / "config.json", folder / file)
         rewrite(folder / file, **changes)
     with pytest.raises(ValueError, match=message) as refused:
         model = load_model(str(folder))
@@ -303,8 +311,25 @@ def test_a_model_that_cannot_be_used_is_refused_in_one_sentence(
             tokenizer.chat_template = changes
         make_decoding(tokenizer, Sampling(**(changes if file == "flags" else {})))
         prompt = changes if file == "prompts" else "<unk>"
-        refuse_prompts(tokenizer, problems_of("1+1=", prompt, "2+2="), Sampling())
+        tokenizer.add_tokens(["zebra"] * (prompt == "zebra"))
+        if prompt == "1 +1=":
+            tokenizer.backend_tokenizer.model = WordLevel({"1": 1, "+": 2, "=": 3}, "none")
+        asked = problems_of("1+1=", prompt, "2+2=")
+        refuse_prompts(tokenizer, asked, Sampling(system="7"), model)
     assert "\n" not in str(refused.value) and str(refused.value).startswith("--")
+
+
+@pytest.mark.parametrize("opening, said", [("<think>", "'<think>' before a reply"), ("", "")])
+def test_a_template_without_a_generation_prompt_is_said_once(models, capsys, opening, said):
+    """If its replies begin with something; in some templates they do not."""
+    tokenizer, model = make_tokenizer(), load_model(models["llama"])
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}OPENING{% endif %}{{ m.content }}"
+        "{% endfor %}"
+    ).replace("OPENING", opening)
+    for _ in range(2):
+        refuse_prompts(tokenizer, problems_of("1+1="), Sampling(), model)
+    assert said in (lines := capsys.readouterr().err) and lines.count("warning") == bool(said)
 
 
 def test_code_that_lies_in_a_models_folder_is_never_run(models, tmp_path):

@@ -2,6 +2,7 @@
 of a small model."""
 
 import json
+import shutil
 from pathlib import Path
 
 import backwards
@@ -109,6 +110,7 @@ REFUSED = """
 --data a.jsonl | --model, --data and --out are wanted
 --data a.jsonl,solution=worked --out out | not 30.*: shorten .* '1[+]1
 --data my.jsonl --out file/out | Not a directory
+--data zebra.jsonl,solution=worked --out out --model short | token .*, and the model has emb
 """
 
 
@@ -118,6 +120,11 @@ def test_what_cannot_be_learned_is_refused_before_anything_is(folder, tmp_path, 
     write_lines(Path("a.jsonl"), [{"problem": "1+1?", "answer": "2"} | solutions])
     Path("my.jsonl").symlink_to(folder / "my.jsonl")
     Path("file").touch()
+    write_lines(Path("zebra.jsonl"), [{"problem": "zebra", "worked": "2"}] * 3)
+    shutil.copytree(folder / "random", "short")
+    tokenizer = load_tokenizer("short")
+    tokenizer.add_tokens(["zebra"])
+    tokenizer.save_pretrained("short")
     for flags, message in rows(REFUSED):
         with pytest.raises((ValueError, OSError), match=message):
             imitate.main(["--model", f"{folder}/random", *flags.split()])

@@ -21,10 +21,10 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
-from core.model import load_model, load_tokenizer, refuse_too_long
+from core.model import load_model, load_tokenizer, refuse_too_long, refuse_unknown
 from core.screen import Progress, say
 from core.settings import model_path, refuse, refuse_small_numbers, say_notes
-from core.text import end_tokens, prompt_ids
+from core.text import end_tokens, prompt_ids, refuse_template, token_ids
 from curve.flags import option, read_flags, run_command
 from data import Problem
 from data.load import load_data
@@ -70,13 +70,15 @@ def main(arguments: list[str]) -> int:
 
     # The model learns the solution and its EOS, after which nothing is ever sampled.
     examples, ends, completions = [], end_tokens(tokenizer), []
+    refuse_template(tokenizer, source.train, command)
     for problem in source.train:
         prompt = prompt_ids(tokenizer, problem, command)
         text = problem.metadata.get("solution", problem.answer)
-        solution = tokenizer(text, add_special_tokens=False).input_ids
+        solution = token_ids(tokenizer, text)
         solution = [*itertools.takewhile(lambda token: token not in ends, solution), ends[0]]
         about = f"shorten the solution of {problem.prompt[:60]!r}, or remove it"
         refuse_too_long(model, len(prompt + solution), about)
+        refuse_unknown(model, prompt + solution)
         if problem.answer:
             opened = "<think>" * tokenizer.decode(prompt).rstrip().endswith("<think>")
             written = tokenizer.decode(solution[:-1], clean_up_tokenization_spaces=False)
