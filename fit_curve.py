@@ -117,18 +117,20 @@ def fit_logs(
         except (ValueError, OSError) as error:
             unfit.append(str(error))
             continue
+        of_log = {series.name for series in curves}  # the seeds in a log have one name
+        of_others = of_log & names
+        names |= of_log
         for series in curves:
             name = variant
-            if variant and len(curves) > 1:  # the columns of a log are not seeds of each other
+            if variant and len(of_log) > 1:  # its columns are not seeds of each other
                 name = f"{variant}: {series.name}"
-            if series.name in names:  # of another log
+            if series.name in of_others:
                 series = replace(series, name=f"{path}: {series.name}")
             try:
                 fit = fit_series(series, *how)
             except ValueError as error:
                 unfit.append("; ".join([f"{path}: {series.y_name}: {error}", *series.notes[1:]]))
                 continue
-            names.add(series.name)
             variants.setdefault(name or series.name, []).append(fit)
     return variants, unfit
 

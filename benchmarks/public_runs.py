@@ -75,11 +75,11 @@ def read(content: bytes, log: dict[str, str]) -> list[Series]:
     elif reader:
         lines = re.finditer(reader, content.decode(errors="replace"))
         content = "".join(f"{json.dumps(line.groupdict())}\n" for line in lines).encode()
-    flags = {flag: log[flag] for flag in ("y", "where") if log[flag]}
+    flags = {flag: log[flag] for flag in ("x", "y", "where") if log[flag]}
     with tempfile.NamedTemporaryFile() as file:
         file.write(content)
         file.flush()
-        return read_log(file.name, percent=bool(log["percent"]), **flags)
+        return read_log(file.name, range=tuple(map(float, log["range"].split())), **flags)
 
 
 class Numbers(pickle.Unpickler):

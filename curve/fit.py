@@ -187,8 +187,8 @@ def check_curve(x: Array, y: Array) -> None:
         "not finite: remove the line": ~np.isfinite(x + y),
         "compute must increase, and is never below 0: name another column with --x, the steps of a "
         "resumed run, or sort the log": np.diff(x, prepend=-1e-300) <= 0,
-        "a pass rate lies in [0, 1]: name another column with --y, or say --percent if it is in "
-        "percent": (y < 0) | (y > 1),
+        "a pass rate lies in [0, 1]: name another column with --y, or say with --range what a "
+        "wrong and a right answer give": (y < 0) | (y > 1),
     }
     for message, broken in wrong.items():
         if broken.any():

@@ -362,6 +362,12 @@ def test_folders_columns_and_equal_names_are_told_apart(results_of):
     # Columns of one log are no seeds of each other.
     both = f"--compare base={logs.replace(' ', ',')} --y val/a,val/b"
     assert variants(both) == ["base: val/a", "base: val/b"]
+    # The seeds in a log are seeds of its variant, and of none by default.
+    seeds = np.repeat([1, 2], len(x))
+    write_csv("seeds.csv", seeds, np.tile(x, 2), np.tile(y, 2), header="seed,hours,val/a")
+    for arguments in ("seeds.csv", "--compare seeds.csv study/log.csv", "--compare n=seeds.csv"):
+        _, results = results_of(f"{arguments} --y val/a")
+        assert int(results["variants"][0]["runs"]) == 2
     # Nor are steps hours.
     write_csv("hours.csv", x, y, header="hours,val/a")
     text, _ = results_of("--compare study/log.csv hours.csv --y val/a")
@@ -384,7 +390,8 @@ log.csv --reach 1.2 | --reach 1.2
 log.csv --plot no/such/folder.png | No such file
 log.csv --plot picture.xyz | 'xyz' is not supported (supported formats:
 log.csv --x pass_rate | compute must increase, and is never below 0: name another
-log.csv --y compute_flops | compute_flops: x = 15, y = 15: a pass rate lies in [0, 1]: name
+log.csv --y compute_flops | in compute_flops? For example: python fit_curve.py log.csv --y
+log.csv --range 0 0.1 | y = 2.01257: a pass rate lies in [0, 1]: name
 """
 
 

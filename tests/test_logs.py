@@ -1,7 +1,8 @@
-"""curve/logs.py: every kind of log, what is chosen in it, and what is never taken in silence."""
+"""curve/logs.py, curve/records.py: every kind of log, which columns are taken, what is asked."""
 
 import io
 import json
+import shlex
 import sys
 from itertools import zip_longest
 from pathlib import Path
@@ -9,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from curve.logs import read_log
+from curve.flags import read_flags
+from curve.logs import Reading, read_log
 
 STEPS = list(range(0, 101, 10))
 RATES = [0.2, *(round(0.2 + 0.6 / (1 + (30 / step) ** 2), 4) for step in STEPS[1:])]
@@ -50,6 +52,12 @@ def refusal(content, **choices) -> str:
     return message
 
 
+def answered(content, **choices):
+    """The curve that the command in the refusal reads."""
+    _, _, flags = refusal(content, **choices).partition("python fit_curve.py log ")
+    return read(content, **vars(read_flags(Reading, shlex.split(flags))))
+
+
 def require_curve(series):
     assert list(series.x) == STEPS and series.y == pytest.approx(RATES)
 
@@ -88,6 +96,22 @@ def verl_console():
         yield f"\x1b[36m(Run)\x1b[0m step:{step} - actor/x:nan{test} - critic/score/mean:0.4"
 
 
+def hugging_face_console(quote=""):
+    yield "Some weights were not used; a line of a library"
+    for step, rate in CURVE:
+        yield f"\r {step}%|#  | {step}/100 [00:01<01:00, 1.5s/it]\r          \r" + (
+            f"{{'loss': {quote}nan{quote}, 'rewards/accuracy_reward/mean': {quote}{rate}{quote}, "
+            f"'num_tokens': {quote}{step}{quote}}}"
+        )
+
+
+def boxes():
+    for step, rate in CURVE:
+        yield "-" * 40
+        yield f"| rollout/         |       |\n|    success_rate  | {rate} |"
+        yield f"| time/            |       |\n|    total_timesteps | {step}   |"
+
+
 def trl(last=100):
     history = []
     for step, rate in CURVE[: last // 10 + 1]:
@@ -101,19 +125,31 @@ WANDB = [
     {"_step": 3 * step, "trainer": {"global_step": step}, "eval": {"success_rate": rate}}
     for step, rate in CURVE
 ]
+COLUMNS = {"step": STEPS, "val_accuracy": RATES, "loss": [0.5] * 99, "name": "x"}
 LISTS = {"train": of_each(acc=0.001), "eval": of_each("acc"), "tags": ["x"]}
 SCALAR = [("Wall time", "Step", "Value"), *((9, *at) for at in CURVE)]
+PERCENT = [("Training Step", "Eval Accuracy"), *((step, f"{100 * rate}%") for step, rate in CURVE)]
 LONG = [("algorithm", "step", "acc"), *((name, *at) for name in "ab" for at in CURVE)]
 PLAIN = [("step", "pass_rate"), *CURVE]
 MISSING = [("step", "acc"), (30, "nan"), (40, ""), ("N/A", 0.5), *CURVE]
+REWARD = "rewards/accuracy_reward/mean"
 KINDS = {  # by name of the file: content, x, y
     "ours/log.jsonl": (ours(), "compute_flops", "pass_rate"),
     "typed.jsonl": (typed(), "grpo_step", "answer_accuracy"),
     "verl.log": ("\n".join(verl_console()).encode(), "step", "val/test_score/openai/gsm8k"),
+    "hf.log": ("\n".join(hugging_face_console()).encode(), "num_tokens", REWARD),
+    "hf-5.log": (
+        "\n".join(hugging_face_console('"')).encode().replace(b'"', b"'"),
+        "num_tokens",
+        REWARD,
+    ),
+    "sb3.log": ("\n".join(boxes()).encode() + b"\n", "total_timesteps", "success_rate"),
     "verl.jsonl": (VERL, "step", "val-core/gsm8k/acc/mean@16"),
     "trainer_state.json": (trl(), "step", "eval_rewards/accuracy_reward/mean"),
     "lists.json": (json.dumps(LISTS).encode(), "step", "acc"),
     "wandb.jsonl": (WANDB, "trainer/global_step", "eval/success_rate"),
+    "columns.json": (json.dumps(COLUMNS).encode(), "step", "val_accuracy"),
+    "percent.csv": (PERCENT, "Training Step", "Eval Accuracy"),
     "scalar.csv": (SCALAR, "Step", "Value"),
     "long.csv": (LONG, "step", "acc"),
     "missing.csv": (MISSING, "step", "acc"),
@@ -142,8 +178,8 @@ def test_folders_standard_input_and_columns_are_named(monkeypatch):
     assert (series.name, len(series.x)) == ("run", len(STEPS))
     with pytest.raises(ValueError, match="name the file"):
         read_log(".")
-    read([("step", "acc", "x:2"), *((step, 0.9, rate) for step, rate in CURVE)], "12:30/w.csv")
-    (series,) = read_log("12:30/w.csv:x:2")
+    read([("step", "acc", "x:2"), *((step, 0.9, rate) for step, rate in CURVE)], "w.csv")
+    (series,) = read_log("w.csv:x:2")
     assert (series.name, series.y_name) == ("x:2", "x:2")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(bytes_of(PLAIN))))
     require_curve(read_log("-")[0])
@@ -171,9 +207,10 @@ def test_all_event_files_of_a_resumed_run_are_read_in_order_of_their_steps(tmp_p
 def test_a_half_written_last_line_is_left_out():
     whole = bytes_of(of_each("acc"))
     half = b'{"step": 700, "ac'
-    require_curve(read(whole + half))
-    broken = """line 12 is no JSON object: '{"step": 700, "ac'"""
-    assert broken in refusal(whole + half + b"\n" + whole)
+    series = read(whole + half)
+    require_curve(series)
+    assert series.notes[-1].startswith("! line 12 is no JSON")
+    assert "line 12 is no JSON" in refusal(whole + 3 * (half + b"\n"))
     plain = bytes_of([("step", "val/acc", '"loss, mean"'), *((*at, 1) for at in CURVE)])
     require_curve(read(plain.rstrip()))
     require_curve(read(plain + b"700,0."))
@@ -184,10 +221,9 @@ def test_lines_that_cannot_be_read_are_left_out_and_told_if_they_are_few():
     lines = bytes_of(of_each("acc")).splitlines(keepends=True)
     series = read(b"".join([b"\0" * 99 + b"\n", *lines]))
     require_curve(series)
-    assert series.notes[-1].startswith("! left out: line 1 is no JSON")
-    many = b"".join(b'{"step": %d, "acc": 0.5}\n' % step for step in range(120))
-    series = read(many.replace(b'"acc": 0.5}\n{"step": 60', b'"a"{"step": 60', 1))
-    assert len(series.x) == 118 and series.notes[-1].startswith("! left out: line 60 is no JSON")
+    series = read(b"".join([*lines[:6], b"\0" * 99 + b"\n", *lines[6:]]))
+    require_curve(series)
+    assert series.notes[-1].startswith("! line 7 is no JSON, and left out")
     assert refusal(bytes(range(256)) * 9).endswith("the file is no text")
 
 
@@ -200,12 +236,14 @@ def test_where_chooses_records():
         assert "from the eval records" in read(content.replace(b"type", name)).notes[0]
     rollouts = read(content, where="type=rollout", y="answer_accuracy")
     assert set(rollouts.y) == {0.5} and "measured in training" in rollouts.notes[1]
-    assert "eval, rollout" in refusal(content, where="type=evil")
+    assert "--where type: there is no 'evil', but eval, rollout" in refusal(
+        content, where="type=evil"
+    )
     assert "there is no 'typ', but grpo_step, reward, type" in refusal(content, where="typ=eval")
     notes = [{"note": "train"}, {"note": "eval"}]  # of two rows
     require_curve(read([a | b for a, b in zip_longest(of_each("acc"), notes, fillvalue={})]))
     both = [record | {"split": kind} for record in of_each("acc") for kind in ("val", "test")]
-    assert "--where split=val or --where split=test" in refusal(both)
+    assert ", from the val records" in answered(both).notes[0]
 
 
 # The column that is taken, and after the colon others that hold something else.
@@ -217,7 +255,13 @@ val/acc: acc train/acc
 pass_rate: accuracy pass_rate/a
 acc: best_acc acc_std acc_max loss_acc
 val-core/gsm8k/acc/mean@8: val-core/gsm8k/acc/best@8/mean val-core/gsm8k/reward/mean@8
-evalAccuracy: reward
+eval/x/effective/solver/avg@8: eval/x/all/solver/avg@8 reward/mean
+eval/all/avg_score: eval/gsm8k/avg_score reward/avg_raw_reward
+test/env/all/correct: env/all/correct test/env/all/reward/total
+eval/objective/verifiable_correct_rate: objective/verifiable_correct_rate scores
+validation/accuracy: train/reward
+train/rewards/accuracy_reward/mean: train/reward
+Val Accuracy: val/loss
 val/test_score/gsm8k: critic/score/mean
 val-core/math_dapo/acc/mean@32: critic/score/mean val-aux/math_dapo/acc/mean@32
 val-core/a/MATH-b/reward/mean@1: val-core/a/MATH-b/reward/best@4/mean
@@ -243,25 +287,42 @@ def test_the_better_name_is_taken(choice):
     "rewards/mine critic/value reward/valid_rate eval/reward_hacking_rate".split(),
 )
 def test_another_quantity_is_never_taken_in_silence(name):
-    content = of_each(name)
-    none = "no column in [0, 1] is named like a pass rate"
-    assert none in refusal(content) and refusal(content).endswith(name)
-    require_curve(read(content, y=name))
+    """The command in the question takes it, here the only column of numbers."""
+    series = answered(of_each(name))
+    assert series.y_name == name
+    require_curve(series)
 
 
 @pytest.mark.parametrize("names", [("p - val/acc", "q 0 - val/acc"), ("0.6b", "14b")])
 def test_equally_likely_columns_are_both_named_and_none_is_taken(names):
     rows = [("step", *names), *((step, rate, rate / 2) for step, rate in CURVE)]
-    assert refusal(rows).endswith(f"(or all): {names[0]}, {names[1]}")
+    assert f"the pass rate, of {names[0]}, {names[1]}?" in refusal(rows)
+    require_curve(answered(rows))
     for y in ("all", ",".join(names)):
         first, second = read_all(rows, y=y)
         assert (first.name, second.name) == names
         assert second.y == pytest.approx(np.array(RATES) / 2)
-    assert "no column in [0, 1]" in refusal([{"step": step} for step in STEPS], y="all")
-    # TRL names a single reward twice.
-    assert read(of_each("reward", "rewards/func/mean")).y_name == "reward"
-    # A negative reward was advised, and then refused.
-    assert refusal(of_each("mine", reward=-0.1)).endswith("(or all): mine")
+
+
+def test_what_is_asked_is_likely_to_be_meant():
+    """Its name has words of a pass rate, and it may be compute if it increases."""
+    named_so = of_each("canonical_pass_rate", reward_mean=1 / 200, format_accuracy=1 / 200)
+    assert answered(named_so).y_name == "canonical_pass_rate"
+    rows = [("r", "minutes", "is_success"), *((3, *at) for at in CURVE)]
+    series = answered(rows)
+    assert (series.x_name, series.y_name) == ("minutes", "is_success")
+    require_curve(series)
+
+
+def test_rewards_are_scaled_by_what_a_wrong_and_a_right_answer_give():
+    for low, high in ((-1, 1), (0, 100), (1, 0)):  # and the rate of failures
+        scaled = of_each(acc=0)
+        for record, rate in zip(scaled, RATES):
+            record["acc"] = low + (high - low) * rate
+        require_curve(read(scaled, range=(low, high)))
+        assert low == 1 or answered(scaled).y.max() <= 1
+    assert "the same" in refusal(of_each("acc"), range=(1, 1))
+    assert "no value" in read(of_each("acc"), range=(0, 100)).notes[1]
 
 
 def test_each_source_of_problems_has_its_own_number_of_answers():
@@ -272,17 +333,33 @@ def test_each_source_of_problems_has_its_own_number_of_answers():
     assert [series.num_examples for series in read_all(records, y="all")] == [256, 128, None]
 
 
-def test_the_best_compute_that_rises_is_taken():
-    of_a_step = {"timing_s/step": 1}
-    for name in "train_flops eflops gpu_hours num_tokens _step time/total_timesteps".split():
-        records = of_each("acc", **of_a_step)
+def test_the_best_compute_that_is_known_is_taken():
+    names = (
+        "train_flops eflops gpu_hours num_tokens _step time/total_timesteps progress/total_tokens"
+    )
+    for name in [*names.split(), "cumulative_generated_tokens", "training/global_step"]:
+        records = of_each("acc", **{"timing_s/step": 1, "perf/total_num_tokens": 1})
         renamed = [record | {name: record.pop("step")} for record in records]
         assert read(renamed).x_name == name
-    rows = [record | {"num_tokens": 100 + record["step"] % 3} for record in of_each("acc")]
+    rows = of_each("acc")
     rows[0]["flops"] = 1
     assert read(rows).x_name == "step"
-    tokens = read(rows, x="num_tokens")
-    assert tokens.notes[1].startswith("! num_tokens begins again, and 9 of 11 points")
+
+
+def test_compute_may_stand_in_another_record_of_the_same_step():
+    """As in prime-rl; of a run with several seeds, in one of the same seed."""
+    evals, others = of_each("eval/aime/avg@8"), of_each(**{"progress/total_tokens": 5})
+    records = [record for pair in zip(evals, others) for record in pair]
+    series = read(records, x="progress/total_tokens")
+    assert list(series.x) == [5 * step for step in STEPS] and series.y == pytest.approx(RATES)
+    assert read(records).x_name == "step"
+    seeds = [record | {"seed": 1} for record in records]
+    for record in records:
+        record["seed"] = 2
+        if "progress/total_tokens" in record:
+            record["progress/total_tokens"] = 7 * record["step"]
+    first, second = read_all(seeds + records, x="progress/total_tokens")
+    assert list(second.x / 7) == list(first.x / 5) == STEPS
 
 
 # --- the points -----------------------------------------------------------------------------------
@@ -305,7 +382,7 @@ def test_rows_of_one_step_are_averaged_when_told_and_true_is_1():
     for step, solved in ((10, 1), (20, 2), (30, 4)):
         rows += [{"step": step, "solved": i < solved, "num_examples": 10} for i in range(4)]
     rows[0]["num_examples"] = "many"
-    assert "average them with --mean" in refusal(rows)
+    assert list(answered(rows).y) == [0.25, 0.5, 1]
     series = read(rows, mean=True)
     assert (list(series.x), list(series.y)) == ([10, 20, 30], [0.25, 0.5, 1])
     assert series.notes[1].startswith("a point is the mean of 4 to 4 rows")
@@ -314,13 +391,35 @@ def test_rows_of_one_step_are_averaged_when_told_and_true_is_1():
 
 
 def test_curves_under_each_other_are_never_joined():
-    for column, names in {"seed": (3, 4), "labelled_so": "ab", "lr": (3, 4.5)}.items():
-        rows = [(column, "step", "acc"), *((name, *at) for name in names for at in CURVE)]
-        message = f"by {column}: {names[0]}, {names[1]}; choose one with --where {column}=X"
-        assert message in refusal(rows)
+    """The command in the question chooses the one with the most points, beside what is chosen."""
+    for column in ("model", "labelled_so"):
+        rows = [(column, "step", "acc"), ("b", 0, 0.5), *(("a", *at) for at in CURVE)]
+        assert f"by {column}: b, a" in refusal(rows + rows[1:2])
+        require_curve(answered(rows + rows[1:2]))
+    header, *rows = [("task", "algorithm", "step", "acc"), *(("t", *row) for row in LONG[1:])]
+    rows += [("other", *row[1:]) for row in rows]
+    require_curve(answered([header, *rows]))
+    require_curve(answered([header, *rows], where="task=other"))
     # No step comes twice, and yet there are two curves.
     alternating = [("ab"[i % 2], *at) for i, at in enumerate(CURVE)]
-    assert "several curves" in refusal([("dataset", "step", "acc"), *alternating])
+    assert "by dataset: a, b" in refusal([("dataset", "step", "acc"), *alternating])
+
+
+def test_seeds_in_one_log_are_curves_of_one_name():
+    rows = [("seed", "step", "acc"), *((seed, *at) for seed in (3, 4) for at in CURVE)]
+    for series, seed in zip(read_all(rows), (3, 4), strict=True):
+        require_curve(series)
+        assert series.name == "log" and series.notes[0].endswith(f"of seed {seed}")
+    require_curve(read(rows, where="seed=4"))
+    require_curve(read(rows, mean=True))
+
+
+def test_a_metric_is_no_label():
+    """A resumed run whose learning rate changed, with a loss that repeats."""
+    rows = [("step", "loss", "acc"), *((step, 0.5, rate) for step, rate in UNDONE)]
+    series = read(rows + [(step, 0.25, rate) for step, rate in CURVE[5:]])
+    require_curve(series)
+    assert "3 of 14 points are left out" in series.notes[1]
 
 
 @pytest.mark.parametrize("first", [1, 5])
@@ -329,18 +428,18 @@ def test_parts_of_one_run_are_one_curve_with_a_note(first):
     rows = [("Base" if i < first else "GRPO", *at) for i, at in enumerate(CURVE)]
     series = read([("Method", "step", "acc"), *rows])
     require_curve(series)
-    assert series.notes[1].startswith("one curve of several parts, by Method: Base, GRPO")
+    assert series.notes[0].endswith("one curve of several parts by Method: Base, GRPO")
 
 
 BROKEN = {
     "the file is empty": b"",
-    "no column in [0, 1] is named": b"step,acc",
-    "could not convert string to float: '42%'": [("step", "acc"), (1, "42%")],
-    "more values than columns: mend ['1', '000', ['0.4']]": b"step,acc\n1,000,0.4\n",
-    "two columns have one name: rename one": b"step,acc,acc\n1,0.1,0.2\n",
-    "no column is named like compute": [{"mine": step, "acc": rate} for step, rate in CURVE],
-    "Expecting ',' delimiter": trl()[:-200],
-    "neither JSON, nor verl's console, nor a table": b"| epoch | 0.1 |\nstep=1 acc=.5\n",
+    "no column can be the pass rate": b"step,acc",
+    "without commas: could not convert string to float: '0,42'": b"step;acc\n1;0,42\n",
+    "more values than columns (decimal commas?): ['1', '000', ['0.4']]": b"step,acc\n1,000,0.4\n",
+    "each once": b"step,acc,acc\n1,0.1,0.2\n",
+    "no column can be compute": [{"mine": -step, "acc": rate} for step, rate in CURVE],
+    "line 1 is no JSON": trl()[:-200],
+    "neither JSON, nor a console": b"epoch=1 acc=.5\nstep=1 acc=.5\n",
     "recursion": b"[" * 100_000,
 }
 
@@ -354,5 +453,3 @@ def test_columns_that_flags_name_must_be_there():
     for flag in "xy":
         message = f"--{flag}: there is no 'reward', but step, pass_rate"
         assert message in refusal(PLAIN, **{flag: "reward"})
-    percent = [("step", "acc"), *((step, 100 * rate) for step, rate in CURVE)]
-    require_curve(read(percent, percent=True))
