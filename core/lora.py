@@ -100,5 +100,5 @@ def checksum(model: PreTrainedModel) -> int:
     """A number that tells the weights of a model on the CPU from others."""
     total = 0
     for parameter in model.parameters():
-        total = zlib.crc32(parameter.detach().numpy(), total)
+        total = zlib.crc32(parameter.detach().contiguous().numpy(), total)
     return total

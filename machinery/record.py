@@ -120,11 +120,9 @@ class Record:
         self.settings, self.sources = feed.settings, feed.prompts.sources
         state = state or {"step": -1, "wall_seconds": 0.0, "compute": compute.columns()}
         compute.restore(state["compute"])
-        self.began = time.monotonic() - state["wall_seconds"]
-        self.log = Log(folder, self.settings, self.began)
-        self.rollouts = KeptRollouts(
-            folder / "rollouts.jsonl", self.settings, feed.prompts, self.began
-        )
+        began = time.monotonic() - state["wall_seconds"]
+        self.log = Log(folder, self.settings, began)
+        self.rollouts = KeptRollouts(folder / "rollouts.jsonl", self.settings, feed.prompts, began)
         drop_later(self.rollouts.path, state["step"])
         lines = drop_later(self.log.path, state["step"])
         self.validations = [line for line in lines if line["kind"] == "validation"]
@@ -142,7 +140,10 @@ class Record:
 
     def state(self) -> dict:
         """All that a new Record goes on from, for a checkpoint; run.py adds the step."""
-        return {"compute": self.compute.columns(), "wall_seconds": time.monotonic() - self.began}
+        return {
+            "compute": self.compute.columns(),
+            "wall_seconds": time.monotonic() - self.log.began,
+        }
 
     def series(self) -> list[Series]:
         """The curve of each source so far. Compute is FLOPs, which no other load on the machine

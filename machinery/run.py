@@ -34,6 +34,7 @@ from core.settings import (
     devices_here,
     model_path,
     rate_factor,
+    read_settings,
     read_sources,
     refuse,
     refuse_few_problems,
@@ -174,8 +175,9 @@ def who_does_what(ready: Ready, place: Place) -> Roles:
     parameters, stop = SharedParameters(model, len(devices_here(settings)[1])), Stop()
     feed = Feed(settings, prompts, engines, parameters, stop.asked, state)
     compute = compute_of(settings, model)
-    # A state of before may have no checksum of the weights.
-    same = not state or state["data"] == feed.data and state["weights"] in (None, weights)
+    same = not state or state["data"] == feed.data and state["weights"] == weights
+    if state and state["weights"] is None:  # of before: there is no checksum, and the name decides
+        same = state["data"] == feed.data and read_settings(folder).model == settings.model
     refuse(
         not same,
         f"--resume {folder}: the problems of --data {' '.join(settings.data)}, or the weights of"
@@ -184,22 +186,22 @@ def who_does_what(ready: Ready, place: Place) -> Roles:
     )
     if settings.lora_rank:
         compute.adapters = lora.add_adapters(model, settings, checkpoint)
-    say_needs(settings, model)
+    say_needs(settings, model, len(engines))
     step, longest = state.get("step", 0), prompts.decoding.longest
     start = Start(settings, step, path, weights, checkpoint, parameters, longest)
     return Roles(start, feed, stop, compute)
 
 
-def say_needs(settings: Settings, model: PreTrainedModel) -> None:
-    """Say what memory and disk the run takes at least. In fp32 a parameter has 4 bytes; one that is
-    trained has a gradient and two moments besides."""
-    weights = 4e-6 * sum(each.numel() for each in model.parameters())  # MB
-    trained = 4e-6 * model.num_parameters(only_trainable=True)
-    checkpoint = weights + (3 if settings.lora_rank else 2) * trained
+def say_needs(settings: Settings, model: PreTrainedModel, generators: int) -> None:
+    """Say what memory the run takes at least, on all devices together, and what disk at most. In
+    fp32 a parameter has 4 bytes; one that is trained has a gradient and two moments besides."""
+    of_all, of_trained = (4e-6 * model.num_parameters(which) for which in (False, True))  # MB
+    memory = (2 + generators) * of_all + 3 * of_trained  # the trainer, shared memory, generators
+    checkpoint = of_all + (3 if settings.lora_rank else 2) * of_trained
+    disk = (settings.keep_checkpoints + 2) * checkpoint + of_all
     say(
-        f"memory: {weights + 3 * trained:,.0f} MB for the trainer, {weights:,.0f} MB for each"
-        f" generator and {weights:,.0f} MB between them; what a step and the caches take comes on"
-        f" top. disk: up to {(settings.keep_checkpoints + 2) * checkpoint + weights:,.0f} MB"
+        f"The run takes about {memory:,.0f} MB of memory, and on top what a step and the caches of"
+        f" generators take; and up to {disk:,.0f} MB of disk."
     )
 
 
@@ -491,7 +493,7 @@ class Run:
             f"compute     {steps} steps, {spent['compute_device_hours']:.3f} device-hours,"
             f" {spent['compute_tokens']:,} sampled tokens,"
             f" {spent['compute_flops']:.2e} FLOPs;"
-            f" {time.monotonic() - record.began:.0f} s with start and validation"
+            f" {time.monotonic() - record.log.began:.0f} s with start and validation"
         )
         print(f"files       {self.folder}/ (docs/log.md explains them)")
         try:

@@ -158,8 +158,8 @@ def test_when_a_rank_dies_or_raises_or_the_disk_is_full_the_run_ends_and_goes_on
 ):
     """One after the other; the log at the end is that of one run."""
     folder = project(tmp_path, core__policy=RANK_1_BREAKS)
-    run = RealRun(folder, *FOREVER, "--trainers", "2")
-    run.until(run.children)  # before the first validation
+    run = RealRun(folder, *FOREVER, "--trainers", "2", "--validation-problems", "500")
+    run.until(lambda: "devices:" in run.text())  # in the first validation
     run.kill(run.children()[0])
     assert run.end() == 1 and not run.folder.exists()
 

@@ -44,7 +44,7 @@ def test_a_whole_short_run(tmp_path):
     assert devices in printed and "forecast at" in printed and "have to come" not in printed
     assert f" {validations[-1]['compute_tokens']:,} sampled tokens" in printed
     on_disk = sum(path.stat().st_size for path in (folder / "checkpoints").rglob("*.*"))
-    assert on_disk / 1e6 < int(re.search(r"memory: .* disk: up to (\d+) MB", printed)[1]) < 20
+    assert on_disk / 1e6 < int(re.search(r"up to (\d+) MB of disk", printed)[1]) < 20
     base, trained = (load_model(str(each)).parameters() for each in (BASE_MODEL, folder / "model"))
     assert not all(map(torch.equal, base, trained))
     assert "warning" not in printed.lower() and "Loading weights" not in printed

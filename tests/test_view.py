@@ -86,6 +86,9 @@ def test_a_page_that_would_be_too_large_has_the_first_completions(golden_run, mo
         monkeypatch.setattr(view, "MOST_BYTES", share * whole)
         assert {len(line["completions"]) for line in groups_of(golden_run)} == {completions}
     assert view.read_run(golden_run)["completions"] == 4 * len(groups)
+    # Files whose encoding nobody names are read as in a locale of ASCII.
+    monkeypatch.setattr("io.text_encoding", lambda encoding, *_: encoding or "ascii")
+    assert view.write_page(golden_run).exists()
 
 
 def test_what_cannot_be_shown_is_refused_with_its_place(run):
