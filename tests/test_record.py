@@ -433,7 +433,7 @@ def test_what_a_resumed_run_cannot_change_is_refused_by_name(here):
     data = lambda *paths: dataclasses.replace(expected, data=paths)
     moved = data("b/x:2,answer=a", "b/y")
     assert resumed(data("a/x:2", "y"), moved) == moved
-    for other in (("a/x:3", "y"), ("a/z:2", "y"), ("y", "a/x:2")):
+    for other in (("a/x:3", "y"), ("a/z:2", "y"), ("y", "a/x:2"), ("a/x:2,task=gym", "y")):
         with pytest.raises(ValueError, match="cannot change: --data "):
             resumed(data("a/x:2", "y"), data(*other))
     # A run of before has the name that the paper has, and a setting that is gone.
