@@ -80,7 +80,7 @@ def test_terms_add_up_to_the_loss_of_the_step_and_clips_to_its_fraction(golden_r
         assert clips / tokens == pytest.approx(logged["clipped_fraction"]) and clips > 0
 
 
-def test_a_page_that_would_be_too_large_has_the_first_completions(golden_run, monkeypatch):
+def test_a_page_that_would_be_too_large_has_the_first_completions(run, golden_run, monkeypatch):
     groups, whole = groups_of(golden_run), len(view.as_json(groups_of(golden_run)))
     for share, completions in ((0.8, 3), (0.01, 1)):
         monkeypatch.setattr(view, "MOST_BYTES", share * whole)
@@ -88,7 +88,7 @@ def test_a_page_that_would_be_too_large_has_the_first_completions(golden_run, mo
     assert view.read_run(golden_run)["completions"] == 4 * len(groups)
     # Files whose encoding nobody names are read as in a locale of ASCII.
     monkeypatch.setattr("io.text_encoding", lambda encoding, *_: encoding or "ascii")
-    assert view.write_page(golden_run).exists()
+    assert view.write_page(run).exists()
 
 
 def test_what_cannot_be_shown_is_refused_with_its_place(run):
