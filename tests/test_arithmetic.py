@@ -90,24 +90,3 @@ def test_longer_sums_for_another_base():
     for wrong in ("0", "-3", "six"):
         with pytest.raises(ValueError, match=f"1 digit or more, not max_digits={wrong}"):
             arithmetic.problems("train", 10, max_digits=wrong)
-
-
-@pytest.mark.slow
-def test_making_a_base_is_deterministic_and_refuses_one_that_has_not_learned(tmp_path, monkeypatch):
-    monkeypatch.setattr(make_base, "NOISY_STEPS", 3)
-
-    def make(name: str, *rates: list[float], flag="--seed=0") -> bytes:
-        """The model, with these pass rates after the clean traces and after the noisy ones."""
-        left = iter(rates)
-        monkeypatch.setattr(make_base, "pass_rates", lambda *_, **__: next(left))
-        make_base.main([f"--out={tmp_path / name}", "--clean-steps=4", flag])
-        return (tmp_path / name / "model.safetensors").read_bytes()
-
-    with pytest.raises(ValueError, match="has not learned to add 2 digits"):
-        make("a", [0.9, 0.2])
-    with pytest.raises(ValueError, match=r"outside 0.10 to 0.35"):
-        make("a", [0.9, 0.9], [0.9, 0.9])
-    assert not (tmp_path / "a").exists()
-    made = make("b", [0.9], [0.2])
-    assert made == make("c", [0.9], [0.2])
-    assert made == make("d", [0.9, 0.2], [0.9, 0], flag="--any-pass-rate")

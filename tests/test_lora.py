@@ -10,11 +10,10 @@ import torch
 import transformers
 from faults import TINY, log
 from safetensors.torch import load_file
-from steps import CPU, batch_of_groups, run_train
+from steps import run_train
 
-from core.lora import ALPHA, adapters, add_adapters, merged
+from core.lora import adapters, add_adapters, merged
 from core.model import load_model
-from core.policy import Policy, micro_batches
 from core.settings import Settings, parse
 from docs.make_base import BASE_MODEL
 
@@ -25,39 +24,25 @@ FLAGS = [*TINY, "--one-process", "--train-prompts", "20", "--lora-rank", "4", "-
 pytestmark = pytest.mark.usefixtures("here")
 
 
-def logprobs(model, seed=1):
-    """log pi of some tokens, and the sum of them weighed at random, for a gradient."""
-    rollouts = [each for group in batch_of_groups(seed) for each in group.rollouts.values()]
-    (m,) = micro_batches(rollouts, range(len(rollouts)), 10_000, CPU, 0, 1, False)
-    found, _ = Policy(model)(m, True)
-    return found, (found * torch.randn(found.shape, generator=torch.manual_seed(0))).sum()
-
-
 @pytest.mark.parametrize("kind", ["llama-grouped-tied", "qwen3"])
-def test_an_adapter_has_the_gradient_that_the_merged_weights_give_it(models, kind):
-    """dA = s B^T dW and dB = s dW A^T, and nothing else has one. New adapters change nothing."""
-    model, first = load_model(models[kind]), dict(load_model(models[kind]).named_parameters())
+def test_a_model_with_adapters_is_the_one_that_has_the_merged_weights(models, kind):
+    """New adapters change nothing, and nothing else is trained."""
+    model, plain = load_model(models[kind]), load_model(models[kind])
+    first = dict(plain.named_parameters())
     add_adapters(model, Settings(lora_rank=4, seed=3))
-    for name, parameter in merged(model):
-        assert torch.equal(parameter, first[name])
+    assert all(torch.equal(parameter, first[name]) for name, parameter in merged(model))
+    trained = {name for name, each in model.named_parameters() if each.requires_grad}
+    assert trained == dict(adapters(model)).keys() and len(trained) == 2 * 7 * 2
     for name, parameter in adapters(model):
         if "lora_b" in name:
             parameter.data.normal_(0, 0.05, generator=torch.manual_seed(len(name)))
-    plain = load_model(models[kind])
     plain.load_state_dict(dict(merged(model)), strict=False)
-    (ours, our_sum), (theirs, their_sum) = logprobs(model), logprobs(plain)
-    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)  # in fp32, sums in other orders
-    our_sum.backward()
-    their_sum.backward()
-    trained = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
-    assert trained.keys() == dict(adapters(model)).keys() and len(trained) == 2 * 7 * 2
-    scale, given = ALPHA / 4, dict(adapters(model))
-    for layer in {name.rpartition(".")[0] for name in trained}:
-        of_weight = plain.get_submodule(layer).weight.grad
-        a, b = given[f"{layer}.lora_a_RI"], given[f"{layer}.lora_b_OR"]
-        expected = scale * b.T @ of_weight, scale * of_weight @ a.T
-        found = trained[f"{layer}.lora_a_RI"], trained[f"{layer}.lora_b_OR"]
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    ours, theirs, before = (
+        each(input_ids=torch.arange(3, 15)[None]).logits
+        for each in (model, plain, load_model(models[kind]))
+    )
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)  # sums in other orders
+    assert (ours - before).abs().max() > 0.1
 
 
 def test_a_run_goes_on_to_the_last_digit_beside_the_weights_of_its_first_model(monkeypatch):
