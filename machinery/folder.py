@@ -55,7 +55,7 @@ def name_of(settings: Settings) -> str:
 
 def write_config(folder: Path, settings: Settings) -> None:
     """Write config.json: all settings, and the versions of Python, torch and transformers."""
-    versions = {"torch": version("torch"), "transformers": version("transformers")}
+    versions = {name: version(name) for name in ("torch", "transformers")}
     versions["python"] = platform.python_version()
     stored = dataclasses.asdict(settings) | {"versions": versions}
     stored |= {"resume": None, "from_step": None}  # no settings of the run
@@ -97,12 +97,13 @@ def step_of(checkpoint: Path) -> int:
 def checkpoint_of(folder: Path, step: int | None) -> Path | None:
     """The checkpoint of this step, or ValueError. If step is None: the newest one, or None if the
     run has none."""
-    by_step = {step_of(checkpoint): checkpoint for checkpoint in checkpoints(folder)}
-    if step is None:
-        step = max(by_step, default=None)
-    elif step not in by_step:
-        raise ValueError(f"--from-step is {step}: --resume {folder} has steps {[*by_step]}")
-    return by_step.get(step)
+    saved = checkpoints(folder)
+    chosen = [each for each in saved if step in (None, step_of(each))]
+    refuse(
+        step is not None and not chosen,
+        f"--from-step is {step}: --resume {folder} has steps {[*map(step_of, saved)]}",
+    )
+    return chosen[-1] if chosen else None
 
 
 def read_state(folder: Path, checkpoint: Path) -> dict:

@@ -50,7 +50,8 @@ class Study:
     jobs: int = option(1, "runs at once, which share the cores")
     name: str | None = option(
         None,
-        "the folder is runs/NAME, with a folder VARIANT-seedN a run; by default named as the study",
+        "the folder is runs/NAME, or NAME if it begins with a /, with a folder VARIANT-seedN a run;"
+        " by default named as the study",
     )
 
 
