@@ -23,6 +23,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from string import ascii_uppercase as LETTERS
 
@@ -106,7 +107,7 @@ class Spec:
     task: str  # the one that makes its own problems; "" for records
     # said after each problem of a file, instead of what its task says
     instruction: str | None
-    # "answer", or "solution" if `Problem.answer` shall hold the worked solution
+    # "answer", or "solution" if the metadata of problems shall hold the worked one
     wanted: str
 
 
@@ -155,8 +156,9 @@ def parse_spec(text: str, instruction: str | None = None, wanted: str = "answer"
                 f" {', '.join(OPTIONS)}: docs/data.md explains them"
             )
         options[key] = value
-    if not task and options.get("task", "mathematics") not in names:
-        raise ValueError(f"--data {text}: the tasks are {', '.join(names)}: add your own")
+    for key, known in {"task": names, "first": ["0", "1"]}.items():
+        if not task and options.get(key, known[0]) not in known:
+            raise ValueError(f"--data {text}: {key}= is one of {', '.join(known)}")
     if task and colon:
         options["family"] = family
     return Spec(name, float(weight), options, place, task, instruction, wanted)
@@ -175,8 +177,8 @@ def load_data(
     train_problems: at most so many of each source; None: all, or MADE_PROBLEMS of a task that makes
     its own. validation_problems: at most so many of each source's held-out ones; None: all, or
     MADE_HELD_OUT. instruction: said after each problem of a file. wanted: "answer", or "solution"
-    if `Problem.answer` shall hold the worked solution; then none need be held out. Raises
-    ValueError, with file and line or record, for anything that cannot be used.
+    if the metadata of problems shall hold it; then none need be held out. Raises ValueError, with
+    file and line or record, for anything that cannot be used.
     """
     sources, held_out, names = [], set(), Counter()
     for spec in [parse_spec(argument, instruction, wanted) for argument in arguments]:
@@ -359,6 +361,7 @@ def find_parts(spec: Spec) -> dict[str, list[Path]]:
     return parts
 
 
+@cache
 def part_of(name: str) -> str:
     """The part that a path or a column `split` says; "" if it says none."""
     text = re.sub("(?<=[a-z])(?=[A-Z])", " ", name).lower()  # MyTest has two words
@@ -437,7 +440,7 @@ def read_problems(spec: Spec, files: list[Path], *wanted: str) -> tuple[list[Pro
             f"WARNING, programs of the model run with less than full confinement: {gap}"
             for gap in sandbox.missing()
         ]
-    return sorted(found.values(), key=lambda problem: checksum(problem.key)), notes
+    return sorted(found.values(), key=lambda problem: checksum(problem.text)), notes
 
 
 # --- problems -------------------------------------------------------------------------------------
@@ -504,15 +507,16 @@ def make_problem(record: dict, columns: dict[str, str], spec: Spec) -> Problem:
             f"{marked[0]!r} is no part of a problem: give its bare text, for the model's own chat"
             " template is put around it"
         )
-    judge, instruction, answer = judge_of(spec, columns), spec.instruction, values.get("answer", "")
-    if "choices" in values and answer != "":
+    judge, instruction, answer = judge_of(spec, columns), spec.instruction, values.get("answer")
+    if "choices" in values and "answer" in values:
         answer = letter_of(answer, choices_of(values["choices"]), int(spec.options.get("first", 0)))
     if judge is programming:
         starter_code = record.get("starter_code")
         problem = programming.problem(text, values["tests"], starter_code, instruction)
     elif judge is mathematics:
         try:
-            problem = mathematics.problem(text, text_of(answer or solution), instruction)
+            answer = solution if answer is None else answer
+            problem = mathematics.problem(text, text_of(answer), instruction)
         except ValueError:
             if not solution:
                 raise

@@ -176,6 +176,7 @@ a.jsonl | {Q, "solution": "This is to be shown."}//{Q, "solution": "so \\boxed{7
 a.csv | Problem Type,Question,Correct Answer//word,Q,7 | Q | 7
 a.json | {Q, "answer": "7"}//{"problem": "R", "answer": "8"} | Q | 7
 a.json | {//"1": {Q, "answer": "7"},//"2": {"problem": "R", "answer": "8"}} | Q | 7
+a.jsonl | {Q, "answer": 0} | Q | 0
 a.json | {Q, "answer": "7", "answers": [{"text": "8"}]} | Q | 7
 a.json | {"train": [{Q, "answer": "7"}], "test": [{Q, "answer": "8"}]} | Q | 7
 a.json,answer=messages.assistant | [[S, T, A], [T, A]] | S: 3 + 4? | 7
@@ -249,7 +250,6 @@ a.json | {"test": [{"problem": "x", "answer": "1"}]} | this is for evaluation
 a.jsonl | {"problem": "x", "answer": "1", "split": "held-out"} | this is for evaluation
 a.jsonl | {"prompt": "x", "response": "It is \boxed{1}.", "y": "2"} | are prompt, response, y: add
 a.jsonl | {"problem": "x", "choices": ["3", "4", "5"], "answer": "1"} | add ,first=1 to
-a.jsonl,task=none | {"problem": "x", "answer": "1"} | the tasks are arithmetic, .*: add your own
 a.jsonl,task=programming | {"problem": "x", "answer": "1"} | no column .* holds the tests
 a.json | {"problem": "x", "answer": "1"}//{"problem": "y"} | record 2: column 'answer' is empty
 a.jsonl | {"problem": "x", "choices": [%s0], "answer": 26} | line 1: choices are a list of texts
@@ -408,6 +408,8 @@ a:0 | above 0
 a,b | no option
 a,problem= | no option
 a,weight=2 | options are problem,
+a.jsonl,task=mine | task= is one of arithmetic,
+a.jsonl,first=2 | first= is one of 0, 1
 algebra | no such file or folder, and no data set .*; known are polaris, .*, arithmetic
 mathematics | without problems of its own
 arithmetic,x=1 | unexpected .* 'x'
