@@ -126,11 +126,8 @@ def _add_fields(parser: argparse.ArgumentParser, kind: type, values: dict) -> No
                 help += f"; {name}: {_in_words(other)}"
         if value not in (None, ()):
             help += f" (default: {_in_words(value)})"
-        if bool in members:
-            off = flag(f"no_{field.name}")
-            group.add_argument(off, dest=field.name, action="store_false", help="off")
         if field.type is bool:
-            group.add_argument(flag(field.name), action="store_true", help=help)
+            group.add_argument(flag(field.name), action=argparse.BooleanOptionalAction, help=help)
             continue
 
         # How many values the flag takes, and what each can be.
@@ -151,6 +148,9 @@ def _add_fields(parser: argparse.ArgumentParser, kind: type, values: dict) -> No
             nargs=number,
             const=number == "?" or None,
         )
+        if bool in members:
+            off = flag(f"no_{field.name}")
+            group.add_argument(off, dest=field.name, action="store_false", help="off")
 
 
 def _in_words(value) -> str:

@@ -169,6 +169,7 @@ def test_help_shows_the_values_of_the_presets_and_those_of_the_recipe_that_is_na
     ):
         assert re.search(rf"{name}.*?default: (.*?)\)", shown)[1] == value
     assert "; paper: 10240 12288; small: 768 1024; short: 24 24 (default: " in shown
+    assert "--share-prompts, --no-share-prompts the trainer" in shown
 
 
 def test_what_the_presets_set_is_what_settings_has():
