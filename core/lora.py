@@ -10,7 +10,6 @@ Dimensions: R the rank, I inputs of a layer, O its outputs.
 """
 
 import math
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -94,11 +93,3 @@ def merged(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
 def adapters(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     """The parameters of the adapters by name; none if all parameters are trained."""
     return ((name, each) for name, each in model.named_parameters() if ".lora_" in name)
-
-
-def checksum(model: PreTrainedModel) -> int:
-    """A number that tells the weights of a model on the CPU from others."""
-    total = 0
-    for parameter in model.parameters():
-        total = zlib.crc32(parameter.detach().contiguous().numpy(), total)
-    return total

@@ -4,6 +4,7 @@ refused."""
 import contextlib
 import functools
 import math
+import zlib
 from collections.abc import Iterable, Iterator
 
 import torch
@@ -77,6 +78,14 @@ def load_model(path: str) -> PreTrainedModel:
         ends = model.generation_config.eos_token_id
         model.generation_config = GenerationConfig(eos_token_id=ends)
     return model.eval()
+
+
+def checksum(model: PreTrainedModel) -> int:
+    """A number that tells the weights of a model on the CPU from others."""
+    total = 0
+    for parameter in model.parameters():
+        total = zlib.crc32(parameter.detach().contiguous().numpy(), total)
+    return total
 
 
 def put_on_device(

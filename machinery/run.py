@@ -25,7 +25,7 @@ from core.check import refuse_wrong_logprobs
 from core.engine import EngineSettings, engine_settings
 from core.feed import Feed, Prompts
 from core.generators import GeneratorFailed
-from core.model import first_learning_rate, load_model, load_tokenizer, refuse_misfit
+from core.model import checksum, first_learning_rate, load_model, load_tokenizer, refuse_misfit
 from core.policy import Policy
 from core.rollouts import Batch, Group, Rollout, SharedParameters
 from core.screen import Progress, say, warn
@@ -154,8 +154,9 @@ def ready_to_train(asked: Settings, sources: list[Source], place: Place) -> Read
     # the trainer. Adapters stand beside its weights.
     path = first = model_path(asked.model)
     model = load_model(first)
-    weights = lora.checksum(model)
+    weights = checksum(model)
     if place.checkpoint and not asked.lora_rank:
+        del model  # two might not fit
         path = f"{place.checkpoint}/model"
         model = load_model(path)
     prompts = make_prompts(asked, first, model, sources)

@@ -17,8 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 import loss
 import train
 from core.feed import Feed, Prompts
-from core.lora import checksum
-from core.model import load_model, load_tokenizer
+from core.model import checksum, load_model, load_tokenizer
 from core.rollouts import Batch, Group, Rollout, SharedParameters, given_rollout
 from core.settings import Settings, parse
 from data import Problem
