@@ -24,7 +24,6 @@ and `evaluate` is --evaluate.
 """
 
 import importlib
-import os
 import signal
 import sys
 from dataclasses import replace
@@ -33,9 +32,8 @@ if __name__ == "__main__":
     # Ctrl-C ends the seconds of imports below without a traceback.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    # Threads of torch that wait leave the cores to other processes.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+import core.processes  # noqa: F401, before torch: its threads that wait leave the cores to others
 from core.settings import GenerateCommand, model_path, parse, refuse, say_notes
 from curve.flags import errors_as_sentences, run_command
 

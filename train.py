@@ -32,6 +32,7 @@ micro-batch, T tokens of a sequence, N any number of tokens.
 import contextlib
 import math
 import multiprocessing.forkserver
+import os
 import signal
 import sys
 import time
@@ -41,6 +42,7 @@ from pathlib import Path
 if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
+from core.processes import signals_deferred
 from core.screen import say
 from core.settings import Settings, devices_here, parse, read_sources
 from curve.flags import errors_as_sentences, run_command
@@ -55,9 +57,11 @@ if __name__ == "__main__":
     if not command.one_process and "cpu" in devices_here(command)[1]:
         # A process imports what generators need, while this one still imports its own. Generators
         # on CPUs are forked from it, and so start at once. It imports from the folder it starts in.
-        multiprocessing.set_forkserver_preload(["core.forked", "core.generators"])
-        with contextlib.chdir(Path(__file__).parent):
+        multiprocessing.set_forkserver_preload(["core.generators"])
+        with contextlib.chdir(Path(__file__).parent), signals_deferred():
             multiprocessing.forkserver.ensure_running()
+    # Other processes take no module from the folder that the user stands in.
+    os.environ["PYTHONSAFEPATH"] = "1"
 
 import torch
 

@@ -1,11 +1,15 @@
 """Training on the default task: three kinds of asynchrony, and TRL's GRPOTrainer on the same two
-cores.
+cores. Or what it costs that another process keeps one core busy.
 
     python benchmarks/training.py --seeds 0 1 2    # a quarter of an hour a seed
+    python benchmarks/training.py --busy --steps 8
+    GOMP_SPINCOUNT=300000 python benchmarks/training.py --busy --steps 8    # waiting threads spin
 
 The comparison with TRL needs `pip install trl`.
 """
 
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -90,13 +94,31 @@ def run_trl(seed: int, steps: int, folder: Path) -> float:
     return (last - first) / (end - start)
 
 
+def beside_a_busy_core(seed: int, steps: int, folder: Path) -> None:
+    """Print the seconds of a run whose processes take turns and have all cores, alone and beside a
+    process that never waits, and their ratio."""
+    flags = f"--asynchrony ppo-1 --seed {seed} --steps {steps} --validation-problems 8".split()
+    seconds = []
+    for beside in ("pass", "while True: pass"):
+        with subprocess.Popen([sys.executable, "-c", beside]) as other:
+            lines, _ = run_training(folder, f"{len(beside)}-{seed}", *flags)
+            other.kill()
+        seconds.append(training_seconds(lines[-1]))
+    alone, busy = seconds
+    print(f"seed {seed}: {alone:.1f} s alone, {busy:.1f} s beside a busy core: {busy / alone:.1f}")
+
+
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--steps", type=int, default=100, help="of each run")
+    parser.add_argument("--busy", action="store_true", help="beside a busy core, and nothing else")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         for seed in given.seeds:
+            if given.busy:
+                beside_a_busy_core(seed, given.steps, Path(folder))
+                continue
             ours = compare_asynchrony(seed, given.steps, Path(folder))
             theirs = run_trl(seed, given.steps, Path(folder))
             print(f"seed {seed}: tokens/s of train.py and of TRL", ours, theirs)

@@ -16,13 +16,13 @@ from transformers import PreTrainedTokenizerBase
 
 import loss
 from core.engine import Decoding, EngineSettings, make_requests
-from core.generators import Generator, GeneratorFailed, GeneratorHere, VerifierHere, start_generator
+from core.generators import Generator, GeneratorFailed, GeneratorHere, start_generator
 from core.rollouts import Group, Rollout, SharedParameters
 from core.screen import say, warn
 from core.settings import Settings
 from core.text import completion_text, prompt_ids
 from data.load import Source, fingerprint
-from data.verify import Verdict, VerifierPool, no_verdict_at_all
+from data.verify import Verdict, VerifierHere, VerifierPool, no_verdict_at_all
 
 # The second number of each seed, so that no two draws have the same noise.
 TRAINING, VALIDATION, ORDER = 0, 1, 2

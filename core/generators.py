@@ -3,15 +3,13 @@ the trainer's own process."""
 
 import contextlib
 import dataclasses
-import importlib
 import os
 import queue
-import signal
 import threading
 import time
 import traceback
-from collections.abc import Iterator
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 
 import torch
 import torch.multiprocessing as multiprocessing
@@ -19,11 +17,10 @@ from transformers import PreTrainedModel
 
 from core.engine import Engine, EngineSettings, NoEngine
 from core.model import load_model, put_on_device
+from core.processes import belong_to_the_run, signals_deferred
 from core.rollouts import Report, Request, Rollout, SharedParameters
 from core.torch_engine import TorchEngine, engine_that_fits
 from core.vllm_engine import VllmEngine
-from data.sandbox import RaisedInside
-from data.verify import Items, Judged, Verdict, score_of
 
 # --- the trainer's side ---------------------------------------------------------------------------
 
@@ -35,15 +32,16 @@ class GeneratorFailed(Exception):
 
 @dataclass
 class Generator:
-    """The trainer's side of a generator: its process, and the two queues to it."""
+    """The trainer's side of a generator: its process, and what goes to it and comes from it."""
 
     number: int
     process: multiprocessing.Process
-    work: multiprocessing.Queue
-    reports: multiprocessing.Queue
+    work: "Sender"
+    reports: queue.SimpleQueue  # that have come
     heard: float  # clock reading when it was started, or when its last report came
     slots: int = 0  # of its engine; 0 until it has reported that it is ready
     error: str | None = None  # it has ended with this; said after the reports before it
+    receiver: threading.Thread | None = None  # brings the reports
 
     def give(self, requests: list[Request]) -> None:
         """Completions to sample. Returns at once."""
@@ -55,8 +53,9 @@ class Generator:
         reports = []
         # Asked before reading: the last reports of a dead generator still count.
         alive = self.process.is_alive()
-        # EOFError and OSError come while it dies: the next call says so.
-        with contextlib.suppress(queue.Empty, EOFError, OSError):
+        if self.receiver and not alive:
+            self.receiver.join(1.0)
+        with contextlib.suppress(queue.Empty):
             while not self.error:
                 report = self.reports.get_nowait()
                 self.error = report.error
@@ -79,17 +78,14 @@ class Generator:
 
     def stop(self) -> None:
         """Ask it to end. Returns at once."""
-        with contextlib.suppress(ValueError):  # it was killed, and no other could replace it
-            self.work.put(None)
+        self.work.put(None)
 
     def close(self, timeout: float = 0.0) -> None:
-        """Kill it, if it has not ended within `timeout` seconds, and close its queues."""
+        """Kill it, if it has not ended within `timeout` seconds. Its pipes and threads end then."""
+        self.work.put(None)
         self.process.join(timeout)
         self.process.kill()
         self.process.join()
-        for end in (self.work, self.reports):
-            end.cancel_join_thread()
-            end.close()
 
 
 def start_generator(
@@ -97,7 +93,7 @@ def start_generator(
 ) -> Generator:
     """Start a generator: `generator_process` in a process of its own. Its first report says that it
     is ready. It sees only the GPUs of its engine, under the names cuda:0, cuda:1 and so on.
-    GeneratorFailed if the system lets no process or queue begin."""
+    GeneratorFailed if the system lets no process or pipe begin."""
     gpus = [torch.device(device).index for device in settings.devices if device != "cpu"]
     seen_as = tuple(f"cuda:{i}" for i in range(len(gpus))) or settings.devices
     # CUDA does not survive a fork.
@@ -105,14 +101,14 @@ def start_generator(
     name = f"generator {number} on {','.join(settings.devices)}"
     ours = os.environ.get("CUDA_VISIBLE_DEVICES")
     visible = ",".join(ours.split(",")[gpu] if ours else str(gpu) for gpu in gpus)
+    settings = dataclasses.replace(settings, devices=seen_as)
     try:
-        # CUDA reads its variable once, at the first call in a process, perhaps in an import. So the
-        # child must have it from its first moment, and it can only inherit it.
-        with children_inherit(CUDA_VISIBLE_DEVICES=visible):
-            work, reports = context.Queue(), context.Queue()
+        with signals_deferred():
+            their_work, work = context.Pipe(duplex=False)
+            reports, their_reports = context.Pipe(duplex=False)
             child = context.Process(
                 target=generator_process,
-                args=(dataclasses.replace(settings, devices=seen_as), parameters, work, reports),
+                args=(visible, settings, parameters, their_work, their_reports),
                 name=name,
                 # A daemon may have no processes of its own, which vLLM has for several GPUs.
                 daemon=len(settings.devices) == 1,
@@ -123,30 +119,42 @@ def start_generator(
             f"{name} cannot be started ({error}): is /dev/shm full, or the number of processes or"
             " files at its limit?"
         ) from error
-    # Close the child's ends of the pipes in this process. If the child dies, even in the middle of
-    # a message, reading then meets an end of file, and writing an error, which is ignored.
-    # Otherwise both would wait for ever. A Queue has no public way to say this.
-    reports._writer.close()
-    work._reader.close()
-    work._ignore_epipe = True
-    return Generator(number, child, work, reports, heard=time.monotonic())
+    # The child has these now. If it dies, even in the middle of a message, reading and writing end
+    # with an error.
+    their_work.close()
+    their_reports.close()
+    come = queue.SimpleQueue()
+    receiver = threading.Thread(target=receive, args=(reports, come), daemon=True)
+    receiver.start()
+    return Generator(number, child, Sender(work), come, heard=time.monotonic(), receiver=receiver)
 
 
-@contextlib.contextmanager
-def children_inherit(**variables: str) -> Iterator[None]:
-    """A child that is spawned in this block has these variables. It ignores Ctrl-C, which is for
-    the trainer, and takes no module from the folder that the user stands in."""
-    variables["PYTHONSAFEPATH"] = "1"
-    before = {name: os.environ[name] for name in variables if name in os.environ}
-    os.environ.update(variables)
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-        for name in variables:
-            del os.environ[name]
-        os.environ.update(before)
+# --- between the two ------------------------------------------------------------------------------
+# A pipe is full if the other side is slow, and a message may be half there if the other side is
+# stopped. So threads write and read, and neither side waits.
+
+
+class Sender:
+    """Sends messages through a pipe, in order, until the message None or until the other side has
+    closed it."""
+
+    def __init__(self, pipe: Connection):
+        self.waiting = queue.SimpleQueue()
+        self.put = self.waiting.put
+        self.thread = threading.Thread(target=self._send, args=[pipe], daemon=True)
+        self.thread.start()
+
+    def _send(self, pipe: Connection) -> None:
+        with pipe, contextlib.suppress(OSError):
+            for message in iter(self.waiting.get, None):
+                pipe.send(message)
+
+
+def receive(pipe: Connection, messages: queue.SimpleQueue) -> None:
+    """Put the messages that come into a queue, until the other side has closed the pipe."""
+    with pipe, contextlib.suppress(EOFError, OSError):
+        while True:
+            messages.put(pipe.recv())
 
 
 # --- the generator, a process of its own ----------------------------------------------------------
@@ -155,40 +163,49 @@ HEARTBEAT = 5.0  # the most seconds between two reports, if no step of the engin
 
 
 def generator_process(
-    settings: EngineSettings, parameters: SharedParameters, work: queue.Queue, reports: queue.Queue
+    gpus: str,
+    settings: EngineSettings,
+    parameters: SharedParameters,
+    work: Connection,
+    reports: Connection,
 ) -> None:
     """Sample what comes through `work`, with the newest parameters, until told to stop. Any
     exception is sent to the trainer, with its traceback unless it is `NoEngine` or memory is full.
-    When the trainer dies, the process ends."""
+    When the trainer dies, the process ends. gpus: those it may see, as CUDA_VISIBLE_DEVICES."""
+    # First of all: CUDA reads it once, at the first call.
+    os.environ["CUDA_VISIBLE_DEVICES"] = gpus
     belong_to_the_run()
+    sender = Sender(reports)
     try:
         if settings.engine == "torch" and settings.devices[0] != "cpu":
             parameters.pin()  # the workers of vLLM do it themselves
         sampler = Sampler(settings, parameters)
-        reports.put(Report(slots=sampler.engine.slots))
+        sender.put(Report(slots=sampler.engine.slots))
         reported = time.monotonic()
         while True:
             # 1. First take all the work, then the parameters. The trainer has read the version of a
             # group before it sent the work, so no token is sampled with parameters older than that.
-            with contextlib.suppress(queue.Empty):
-                while True:
-                    requests = work.get(timeout=0.0 if sampler.engine.unfinished else 1.0)
-                    if requests is None:
-                        return
-                    sampler.add(requests)
+            while work.poll(0.0 if sampler.engine.unfinished else 1.0):
+                try:
+                    requests = work.recv()
+                except (EOFError, OSError):  # no more work: it is told to stop
+                    return
+                sampler.add(requests)
 
             # 2. One token for everything in flight.
             rollouts = sampler.step()
 
             # 3. What has ended goes back; now and then an empty report says that the process lives.
             if rollouts or time.monotonic() - reported > HEARTBEAT:
-                reports.put(sampler.report(rollouts))
+                sender.put(sampler.report(rollouts))
                 reported = time.monotonic()
     except BaseException as error:
         text = str(error) if isinstance(error, NoEngine) else traceback.format_exc()
         if isinstance(error, MemoryError | torch.OutOfMemoryError):
             text = out_of_memory(error)
-        reports.put(Report(error=text))
+        sender.put(Report(error=text))
+        sender.put(None)
+        sender.thread.join()
         raise SystemExit(1) from None
 
 
@@ -251,23 +268,9 @@ def out_of_memory(error: BaseException) -> str:
     return f"out of memory ({str(error).partition('. ')[0]}): lower --slots or the budgets"
 
 
-def belong_to_the_run() -> None:
-    """A process that the trainer has started calls this first. It then ends when the trainer dies,
-    even if its main thread is busy. It ignores Ctrl-C and SIGTERM, which reach whole groups of
-    processes: the trainer handles them."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    threading.Thread(target=_end_with_the_parent, daemon=True).start()
-
-
-def _end_with_the_parent() -> None:
-    multiprocessing.parent_process().join()
-    os._exit(1)
-
-
-# --- the generator and the verifiers of --one-process ---------------------------------------------
-# They work in the trainer's process, by turns. So `breakpoint()`, a debugger and a traceback work
-# in a task's `score`, in `TorchEngine.step` and in the loop.
+# --- the generator of --one-process ---------------------------------------------------------------
+# It works in the trainer's process, by turns. So `breakpoint()`, a debugger and a traceback work in
+# `TorchEngine.step` and in the loop; and in a task's `score`, by `VerifierHere`.
 
 
 class GeneratorHere:
@@ -289,28 +292,3 @@ class GeneratorHere:
         """No process is to end."""
 
     close = stop
-
-
-class VerifierHere:
-    """A verifier with the calls of a `VerifierPool`, and without processes and limits. What a
-    task's `score` raises goes up to the user."""
-
-    def __init__(self, _workers: int, time_limit: float, _memory_gib: float):
-        os.environ["SCORE_SECONDS"] = str(time_limit)  # tasks that run programs read it
-        self.judged = []  # keys with their verdicts, not taken yet
-
-    def submit(self, items: Items) -> None:
-        for key, problem, completion in items:
-            task = importlib.import_module(problem.task)
-            try:
-                verdict = Verdict(score_of(task, problem, completion))
-            except RaisedInside as error:  # in the sandbox: the completion is wrong
-                verdict = Verdict(0.0, detail=str(error))
-            self.judged.append((key, verdict))
-
-    def results(self) -> Judged:
-        judged, self.judged = self.judged, []
-        return judged
-
-    def close(self) -> None:
-        """No process is to end."""

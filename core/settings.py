@@ -10,10 +10,12 @@ The value of a setting comes from the first of these that has one (`starting_val
     5. the field in this file or in loss.Recipe
 """
 
+import contextlib
 import importlib.util
 import json
 import math
 import os
+import tempfile
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
@@ -26,6 +28,7 @@ from curve.flags import fill, flag, option, read_flags
 from data.load import Source, load_data, parse_spec
 from loss import Recipe
 
+LONGEST_FOLDER = 70  # bytes: the path of a socket has 107, of which Python's names take 32
 ROOT = Path(__file__).resolve().parent.parent  # the folder of the scripts and of the shipped model
 
 
@@ -162,7 +165,7 @@ class Settings(Sampling):
         "end when twice the compute would gain less pass rate, by its forecast; 0: never",
         least=0,
     )
-    checkpoint_every: int = option(20, "steps; also at the end, on Ctrl-C and on SIGTERM")
+    checkpoint_every: int = option(20, "steps; also at the end, and on a signal")
     keep_checkpoints: int = option(2, "the newest, and the one of the best validation", short=1)
     track: Literal["tensorboard", "wandb", "trackio"] | None = option(
         None, "a tracker, if installed, gets what the log gets"
@@ -210,7 +213,7 @@ class Settings(Sampling):
         least=0,
     )
     wait_timeout: float = option(
-        600.0, "seconds without a word from a generator until it is killed and replaced"
+        600.0, "seconds without a word until a generator is replaced, or a rank ends the run"
     )
     max_restarts: int = option(3, "generators replaced in a run until it gives up", least=0)
 
@@ -318,10 +321,23 @@ def cpu_threads(settings: Sampling) -> int:
         kind, k = loss.parse_asynchrony(settings.recipe.asynchrony)
         if kind == "ppo" or k == 0:
             computing = [max(computing)]
-    cores = os.cpu_count()
-    if hasattr(os, "sched_getaffinity"):  # Linux: the cores that this process may use
-        cores = len(os.sched_getaffinity(0))
-    return settings.threads or max(1, cores // sum(computing))
+    return settings.threads or max(1, cores_here() // sum(computing))
+
+
+CGROUPS = Path("/sys/fs/cgroup")  # Linux, version 2: a folder for each group of processes
+
+
+def cores_here() -> int:
+    """Cores that this process may use, by its affinity and by the quota of its container."""
+    if not hasattr(os, "sched_getaffinity"):  # not Linux
+        return os.cpu_count()
+    cores = [len(os.sched_getaffinity(0))]
+    with contextlib.suppress(OSError):  # without /proc
+        own = CGROUPS / Path("/proc/self/cgroup").read_text().rpartition("0::/")[2].strip()
+        files = [group / "cpu.max" for group in (own, *own.parents)]
+        quotas = [file.read_text().split() for file in files if file.exists()]
+        cores += [int(most) // int(period) for most, period in quotas if most != "max"]
+    return min(cores)
 
 
 def trunk_dtype(settings: Sampling, device: str) -> torch.dtype:
@@ -534,7 +550,13 @@ def refuse_impossible(settings: Sampling) -> None:
         settings.track and not importlib.util.find_spec(settings.track),
         f"--track {settings.track}: it is not installed; `pip install {settings.track}` brings it",
     )
-    devices_here(settings)
+    on_cpus = "cpu" in devices_here(settings)[1] and not settings.one_process
+    temporary = tempfile.gettempdir()
+    refuse(
+        on_cpus and len(os.fsencode(temporary)) > LONGEST_FOLDER,
+        f"the sockets of processes are in TMPDIR, {temporary}, and their paths would be too long:"
+        " TMPDIR=/tmp python train.py is short enough",
+    )
 
 
 def refuse_impossible_recipe(recipe: Recipe) -> None:

@@ -38,7 +38,7 @@ from pathlib import Path
 from types import ModuleType
 
 from data import Problem
-from data.sandbox import PATIENCE, PR_SET_PDEATHSIG
+from data.sandbox import PATIENCE, PR_SET_PDEATHSIG, RaisedInside
 
 IMPORT_LIMIT = 120.0  # seconds for a worker to start, read a completion, and import its task
 LONGEST_REPLY = 1 << 16  # bytes of a line, about; a worker that sends more is ended
@@ -263,6 +263,34 @@ def remove(folder: str) -> None:
     if os.path.lexists(folder):
         for command in ("chmod -R u+rwx", "rm -rf"):
             subprocess.run([*command.split(), folder], stderr=subprocess.DEVNULL)
+
+
+# --- the verifier of --one-process ----------------------------------------------------------------
+
+
+class VerifierHere:
+    """A verifier with the calls of a `VerifierPool`, and without processes and limits. What a
+    task's `score` raises goes up to the user."""
+
+    def __init__(self, _workers: int, time_limit: float, _memory_gib: float):
+        os.environ["SCORE_SECONDS"] = str(time_limit)  # tasks that run programs read it
+        self.judged = []  # keys with their verdicts, not taken yet
+
+    def submit(self, items: Items) -> None:
+        for key, problem, completion in items:
+            task = importlib.import_module(problem.task)
+            try:
+                verdict = Verdict(score_of(task, problem, completion))
+            except RaisedInside as error:  # in the sandbox: the completion is wrong
+                verdict = Verdict(0.0, detail=str(error))
+            self.judged.append((key, verdict))
+
+    def results(self) -> Judged:
+        judged, self.judged = self.judged, []
+        return judged
+
+    def close(self) -> None:
+        """No process is to end."""
 
 
 # --- the verifier, a process of its own -----------------------------------------------------------

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
-from core.generators import belong_to_the_run, children_inherit
+from core.processes import SIGNALS, belong_to_the_run, signals_deferred
 from core.screen import say
 from core.settings import Settings, devices_here, trunk_dtype
 
@@ -39,10 +39,17 @@ def rank_and_ranks() -> tuple[int, int]:
 def from_rank_0(call: Callable, *arguments):
     """What this call returns at rank 0, which alone makes it; all ranks get the answer. Every rank
     comes here at the same place. The answer is pickled: whole groups of rollouts go through
-    here."""
+    here.
+
+    Rank 0 may wait long for generators, so the others wait for it as long as it lives. In all other
+    places a rank that another one waits for must come within --wait-timeout."""
     rank, ranks = rank_and_ranks()
     box = [call(*arguments) if rank == 0 else None]
     if ranks > 1:
+        store, has_answered = the_store(), f"answer {next(_numbers)}"
+        if rank == 0:
+            store.set(has_answered, "")
+        store.wait([has_answered], timedelta(days=30))
         dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
     return box[0]
 
@@ -62,7 +69,12 @@ def wait_for_ranks() -> None:
     from_all_ranks(None)
 
 
-_numbers = itertools.count()
+def the_store() -> dist.Store:
+    """Where the ranks have met. It is in rank 0's process."""
+    return dist.distributed_c10d._get_default_store()
+
+
+_numbers = itertools.count()  # of the calls that all ranks make with the store
 
 
 def refuse_alone(outcome: str, patience: float) -> None:
@@ -72,7 +84,7 @@ def refuse_alone(outcome: str, patience: float) -> None:
     rank, ranks = rank_and_ranks()
     if ranks == 1:
         return
-    store, number = dist.distributed_c10d._get_default_store(), next(_numbers)
+    store, number = the_store(), next(_numbers)
     keys = [f"outcome {number} of {each}" for each in range(ranks)]
     store.set(keys[rank], outcome)
     try:
@@ -89,32 +101,54 @@ def refuse_alone(outcome: str, patience: float) -> None:
 # --- how they start and end -----------------------------------------------------------------------
 
 HERE = "127.0.0.1"  # all ranks are on this machine, and no other machine reaches their store
+TO_START = timedelta(minutes=10)  # imports from a slow disk take long
 
 
-def join_ranks(rank: int, devices: list[str], store: dist.Store) -> None:
-    """Make this process one of the trainer's ranks, which meet in this store."""
+class RankSilent(Exception):
+    """A rank has not come to where another one waits for it. The message is for the user."""
+
+
+def join_ranks(rank: int, devices: list[str], store: dist.Store, patience: float) -> None:
+    """Make this process one of the trainer's ranks, which meet in this store. From then on they
+    wait for each other at most `patience` seconds, but see `from_rank_0`."""
     backend = "gloo"
     if devices[rank].startswith("cuda"):
         torch.cuda.set_device(devices[rank])  # first of all: otherwise some allocations go to GPU 0
         backend = "cpu:gloo,cuda:nccl"
-    # Rank 0 may wait long for generators. `_watch` sees when a rank has died.
-    patience = timedelta(days=30)
+    here = [f"rank {each} is here" for each in range(len(devices))]
+    store.set(here[rank], "")
+    store.wait(here, TO_START)
+    timeout = timedelta(seconds=patience)
     dist.init_process_group(
-        backend, store=store, rank=rank, world_size=len(devices), timeout=patience
+        backend, store=store, rank=rank, world_size=len(devices), timeout=timeout
     )
     dist.barrier()
 
 
 @contextlib.contextmanager
+def silence_is_named(patience: float) -> Iterator[None]:
+    """RankSilent where gloo has waited too long in this block. NCCL does not raise: it ends the
+    process."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "Timed out" not in str(error):
+            raise
+        raise RankSilent(
+            f"a rank of the trainer has been silent for {patience:.0f} s (--wait-timeout)"
+        ) from error
+
+
+@contextlib.contextmanager
 def other_ranks(
-    settings: Settings, train: Callable, arguments: tuple, hint: Callable
+    settings: Settings, train: Callable, arguments: tuple, leave: Callable
 ) -> Iterator[None]:
     """In this block there are the trainer's other ranks, each a process that calls train(rank,
     *arguments), and this process is rank 0. At its end all have ended.
 
-    If one of them fails, all end, with its traceback and with what `hint` returns then. A single
-    rank needs no process group in fp32. In bf16 it has one: FSDP keeps the parameters in fp32 and
-    computes in bf16.
+    If one of them fails, all end, with its traceback (leave: see `end_at_once`). RankSilent if one
+    hangs. A single rank needs no process group in fp32. In bf16 it has one: FSDP keeps the
+    parameters in fp32 and computes in bf16.
 
     The store is in this process, and lives as long as the ranks do. gloo needs it at the start
     alone. NCCL writes to it at the first collective of a GPU, and asks it now and then until the
@@ -130,33 +164,41 @@ def other_ranks(
     store = dist.TCPStore(
         HERE, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
     )
-    with children_inherit():
+    patience = settings.wait_timeout
+    with signals_deferred():
         others = multiprocessing.spawn(
             _other_rank,
-            (devices, port, train, arguments),
+            (devices, port, patience, train, arguments),
             len(devices) - 1,
             join=False,
             daemon=True,
         )
-    watching = threading.Thread(target=_watch, args=(others, hint), daemon=True)
+    watching = threading.Thread(target=_watch, args=(others, leave), daemon=True)
     watching.start()
-    join_ranks(0, devices, store)
-    yield
+    join_ranks(0, devices, store, patience)
+    with silence_is_named(patience):
+        yield
     dist.destroy_process_group()
     watching.join(60)  # seconds, in which nothing should take one
 
 
 def _other_rank(
-    number: int, devices: list[str], port: int, train: Callable, arguments: tuple
+    number: int,
+    devices: list[str],
+    port: int,
+    patience: float,
+    train: Callable,
+    arguments: tuple,
 ) -> None:
     belong_to_the_run()
-    join_ranks(number + 1, devices, dist.TCPStore(HERE, port))
-    train(number + 1, *arguments)
+    join_ranks(number + 1, devices, dist.TCPStore(HERE, port), patience)
+    with silence_is_named(patience):
+        train(number + 1, *arguments)
     dist.destroy_process_group()
     os._exit(0)  # at once: if Python ends slowly, one of gloo's threads may abort the process
 
 
-def _watch(others, hint: Callable) -> None:
+def _watch(others, leave: Callable) -> None:
     """If another rank fails, end this process and the whole run: the main thread might wait for
     that rank for ever."""
     try:
@@ -166,12 +208,16 @@ def _watch(others, hint: Callable) -> None:
         if ending.is_set() and isinstance(error, multiprocessing.ProcessExitedException):
             return  # this process has ended that rank itself
         time.sleep(0.1)
-        print(
-            f"\nerror: a process of the trainer has failed, and the run ends{hint()}\n{error}",
-            file=sys.stderr,
-            flush=True,
-        )
-        os._exit(1)
+        print(f"\n{error}", file=sys.stderr)
+        end_at_once("error: a process of the trainer has failed, and the run ends", 1, leave)
+
+
+def end_at_once(why: str, status: int, leave: Callable) -> None:
+    """End the run with this sentence, whatever the main thread does. leave: leaves its folder as it
+    should be, and returns how to go on."""
+    print(f"\n{why}{leave()}", file=sys.stderr, flush=True)
+    end_children()
+    os._exit(status)
 
 
 def end_children() -> None:
@@ -183,28 +229,56 @@ def end_children() -> None:
 
 
 class Stop:
-    """Ctrl-C or SIGTERM: the first ends the run when it can be saved, the second ends it at once. A
-    signal within a second is the same one: `timeout` and job schedulers signal a process and then
-    its group."""
+    """Ctrl-C, or another of SIGNALS: the first ends the run when it can be saved, the second ends
+    it at once. A signal within a second is the same one: `timeout` and job schedulers signal a
+    process and then its group."""
 
     def __init__(self):
         self.number, self.at = 0, 0.0  # of the signal; clock reading when it came
+        self.at_once = False  # a second one has come
+        self.heard = threading.Event()  # the main thread knows that
+        self.to_thread = -1  # a pipe, into which the number of each signal is written
 
     def asked(self) -> bool:
         """Whether a signal has asked the run to end."""
         return self.number > 0
 
-    def listen(self) -> None:
-        """Handle the signals from now on."""
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._on_signal)
+    def listen(self, leave: Callable) -> None:
+        """Handle the signals from now on. leave: see `end_at_once`."""
+        come, self.to_thread = os.pipe()
+        os.set_blocking(self.to_thread, False)
+        signal.set_wakeup_fd(self.to_thread)
+        threading.Thread(target=self._hear, args=(come, leave), daemon=True).start()
+        for number in SIGNALS:
+            # `nohup` ignores a closed terminal for its command.
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, self._interrupt)
 
-    def _on_signal(self, number: int, _) -> None:
-        if not self.asked():
-            self.number, self.at = number, time.monotonic()
-            say(
-                "Stopping after this step, with a checkpoint if training has begun. Once more stops"
-                " at once, without."
-            )
-        elif time.monotonic() - self.at > 1.0:
+    def end(self) -> None:
+        """Hear no further signal."""
+        signal.set_wakeup_fd(-1)
+        os.close(self.to_thread)
+
+    def _hear(self, come: int, leave: Callable) -> None:
+        """In a thread of its own: the main thread may sit in a collective and hear nothing."""
+        with open(come, "rb", buffering=0) as signals:
+            while not self.at_once and (number := signals.read(1)):
+                if ord(number) not in SIGNALS:
+                    continue
+                if not self.asked():
+                    self.at, self.number = time.monotonic(), ord(number)
+                    say(
+                        "Stopping after this step, with a checkpoint if training has begun. Once"
+                        " more stops at once, without."
+                    )
+                else:
+                    self.at_once = time.monotonic() - self.at > 1.0
+            if self.at_once:
+                signal.pthread_kill(threading.main_thread().ident, self.number)
+                if not self.heard.wait(5.0):
+                    end_at_once("stopped at once", 128 + self.number, leave)
+
+    def _interrupt(self, *_) -> None:
+        if self.at_once and not self.heard.is_set():
+            self.heard.set()
             raise KeyboardInterrupt

@@ -60,7 +60,7 @@ from machinery.folder import (
     write_config,
 )
 from machinery.measures import Compute, Totals, attention_widths, matmul_parameters
-from machinery.ranks import Stop, from_rank_0, rank_and_ranks
+from machinery.ranks import RankSilent, Stop, from_rank_0, rank_and_ranks
 from machinery.record import Record, fall
 from machinery.trainer import Start, gather, numerics_mismatch
 
@@ -423,14 +423,13 @@ class Run:
     @contextlib.contextmanager
     def until_its_end(self) -> Iterator[None]:
         """Note what goes wrong in this block, and end all processes after it. RuntimeError after an
-        error that no sentence is known for: the traceback says it. A new run that has not even made
-        its first validation leaves no folder."""
-        self.stop.listen()
+        error that no sentence is known for: the traceback says it."""
+        self.stop.listen(self.leave_no_name)
         try:
             yield
         except KeyboardInterrupt:
             self.stopped_at_once = True
-        except GeneratorFailed as error:
+        except (GeneratorFailed, RankSilent) as error:
             self.error = str(error)
         except torch.OutOfMemoryError as error:
             self.error = (
@@ -450,11 +449,12 @@ class Run:
         finally:
             self.feed.close()
             self.leave_no_name()
+            self.stop.end()
 
     def leave_no_name(self) -> str:
         """Remove the folder of a new run that has measured nothing. Returns the `hint`."""
         if not (self.record.validations or checkpoints(self.folder) or self.settings.resume):
-            shutil.rmtree(self.folder)
+            shutil.rmtree(self.folder, ignore_errors=True)  # a thread may have done it
         return self.hint()
 
     def hint(self) -> str:
@@ -470,7 +470,8 @@ class Run:
             return 1
         if not self.stop.asked():
             return 0
-        how = "by Ctrl-C" if self.stop.number == signal.SIGINT else "by SIGTERM"
+        signalled = signal.Signals(self.stop.number)
+        how = "by Ctrl-C" if signalled == signal.SIGINT else f"by {signalled.name}"
         if self.stopped_at_once:
             how = "at once"
         print(f"\nstopped {how}{self.hint()}", file=sys.stderr)

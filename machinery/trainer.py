@@ -141,7 +141,9 @@ def policy_that_fits(
             try_largest_step(settings, policy, optimizer, longest)
         except torch.OutOfMemoryError:
             policy = optimizer = model = None  # half of the model may be gathered
-        refuse_alone("it fits" if policy else "out of memory", asked.wait_timeout)
+        # Before the collective is over in which another one may wait for this one.
+        patience = asked.wait_timeout / 2
+        refuse_alone("it fits" if policy else "out of memory", patience)
         if policy:
             from_rank_0(say, f"{words}: the largest micro-batch fits {device}")
             torch.cuda.set_per_process_memory_fraction(1.0, device)

@@ -15,9 +15,11 @@ import pytest
 if "SCALERL_TEST_DEVICE" not in os.environ:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
-os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # threads that wait leave the cores to other tests
-
+# isort: off
+from core.processes import SIGNALS  # noqa: E402, before torch: threads that wait sleep
 import torch  # noqa: E402
+
+# isort: on
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is downloaded, so nothing waits for a hub
 # With it, each of the processes would compile all modules again.
@@ -60,7 +62,7 @@ def nothing_has_been_warned_of(monkeypatch):
 @pytest.fixture(autouse=True)
 def signals_are_handled_as_before():
     """A run in this process handles Ctrl-C in its own way."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in SIGNALS}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)

@@ -15,7 +15,6 @@ from faults import COMPUTED, ROOT, TINY, RealRun, check_log, last_step, log, pro
 from core.model import load_model
 from core.settings import read_settings
 from machinery.folder import checkpoints, json_lines
-from machinery.ranks import Stop
 
 FOREVER = ["--steps", "100000"]
 HINT = "python train.py --resume runs/run goes on from the last checkpoint"
@@ -153,10 +152,9 @@ def micro_batches(*arguments):
 
 
 @pytest.mark.slow
-def test_when_a_rank_dies_or_raises_or_the_disk_is_full_the_run_ends_and_goes_on_from_a_checkpoint(
-    tmp_path,
-):
-    """One after the other; the log at the end is that of one run."""
+def test_a_run_whose_rank_or_disk_fails_ends_and_goes_on_from_a_checkpoint(tmp_path):
+    """A rank dies, hangs or raises, and the disk is full, one after the other; the log at the end
+    is that of one run."""
     folder = project(tmp_path, core__policy=RANK_1_BREAKS)
     run = RealRun(folder, *FOREVER, "--trainers", "2", "--validation-problems", "500")
     run.until(lambda: "devices:" in run.text())  # in the first validation
@@ -168,6 +166,11 @@ def test_when_a_rank_dies_or_raises_or_the_disk_is_full_the_run_ends_and_goes_on
     rank, _ = run.children()
     run.kill(rank)
     fails(run, "a process of the trainer has failed, and the run ends", "SIGKILL")
+
+    run = RealRun(folder, "--resume", "runs/run", "--wait-timeout", "20")
+    run.until_step(last_step(run.folder) + 2)
+    os.kill(run.children()[0], signal.SIGSTOP)  # it does not die
+    fails(run, "a rank of the trainer has been silent for 20 s (--wait-timeout)")
 
     run = RealRun(folder, "--resume", "runs/run")
     run.until_step(last_step(run.folder) + 2)
@@ -196,7 +199,9 @@ def test_when_a_rank_dies_or_raises_or_the_disk_is_full_the_run_ends_and_goes_on
 @pytest.mark.slow
 def test_ctrl_c_saves_what_there_is(tmp_path):
     """The signal goes to the whole process group, as from a terminal. The run has another recipe
-    and two ranks."""
+    and two ranks. No process takes a module from the folder that the user stands in."""
+    for module in ("multiprocessing", "signal", "torch"):
+        (tmp_path / f"{module}.py").write_text("open('it ran', 'w')\nraise ImportError\n")
     flags = "--checkpoint-every 1000 --recipe base --trainers 2"
     run = RealRun(tmp_path, *FOREVER, *flags.split())
     run.until_step(2)
@@ -208,15 +213,17 @@ def test_ctrl_c_saves_what_there_is(tmp_path):
     assert saved_step(run) == last_step(run.folder)
     assert log(run.folder, "end") == []
     load_model(str(run.folder / "model"))
+    assert not (tmp_path / "it ran").exists()
 
 
 # Python text at the end of a module, for the name of a function there: after the first checkpoint
-# it hangs, and a file says so.
+# it hangs, at all ranks or at one, and a file says so.
 HANGS = """
-import pathlib, time
+import pathlib, time, torch
 _usual = {0}
 def {0}(*arguments):
-    if pathlib.Path("runs/run/checkpoints/step-000002").exists():
+    of_rank = {1} in (None, torch.distributed.is_initialized() and torch.distributed.get_rank())
+    if of_rank and pathlib.Path("runs/run/checkpoints/step-000002").exists():
         pathlib.Path("stuck").touch()
         time.sleep(1000)
     return _usual(*arguments)
@@ -224,17 +231,21 @@ def {0}(*arguments):
 
 
 @pytest.mark.parametrize(
-    "number, module, function, flags",
+    "number, module, function, rank, flags",
     [
-        (signal.SIGINT, "data__tasks__arithmetic", "score", ["--one-process"]),
-        pytest.param(signal.SIGTERM, "loss", "policy_loss", [], marks=pytest.mark.slow),
+        (signal.SIGINT, "data__tasks__arithmetic", "score", None, ["--one-process"]),
+        pytest.param(signal.SIGTERM, "loss", "policy_loss", None, [], marks=pytest.mark.slow),
+        pytest.param(
+            signal.SIGUSR1, "loss", "policy_loss", 1, ["--trainers", "2"], marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_second_signal_stops_at_once_and_keeps_the_last_checkpoint(
-    tmp_path, number, module, function, flags
+    tmp_path, number, module, function, rank, flags
 ):
-    """While a task or a step hangs; the first signal waits for its end."""
-    project(tmp_path, **{module: HANGS.format(function)})
+    """While a task or a step hangs, or rank 0 waits for another; the first signal waits for the
+    end."""
+    project(tmp_path, **{module: HANGS.format(function, rank)})
     run = RealRun(tmp_path, *FOREVER, *flags)
     run.until((tmp_path / "stuck").exists)
     os.kill(run.process.pid, number)
@@ -269,12 +280,22 @@ for script in ("train.py", "generate.py", "tools/study.py"):
 
 
 @pytest.mark.slow
-def test_ctrl_c_before_the_first_step_leaves_the_name_free(tmp_path, here, monkeypatch, capsys):
-    """While the generators start."""
-    monkeypatch.setattr(Stop, "listen", lambda stop: stop._on_signal(signal.SIGINT, None))
-    assert steps.run_train(["--name", "mine", *TINY]) == 130
+@pytest.mark.parametrize("number, by", [(signal.SIGINT, "Ctrl-C"), (signal.SIGHUP, "SIGHUP")])
+def test_a_signal_before_the_first_step_is_heard_and_leaves_the_name_free(
+    tmp_path, here, monkeypatch, capsys, number, by
+):
+    """While a generator starts, and with the handler that a terminal leaves."""
+    start = multiprocessing.process.BaseProcess.start
+
+    def signalled(process):
+        os.kill(os.getpid(), number)
+        start(process)
+
+    signal.signal(number, signal.SIG_DFL)
+    monkeypatch.setattr(multiprocessing.process.BaseProcess, "start", signalled)
+    assert steps.run_train(["--name", "mine", *TINY]) == 128 + number
     error = capsys.readouterr().err
-    assert "stopped by Ctrl-C\n" in error
+    assert f"stopped by {by}\n" in error
     assert "--resume" not in error
     assert not (tmp_path / "runs" / "mine").exists()
     assert not multiprocessing.active_children()

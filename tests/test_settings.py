@@ -4,6 +4,7 @@ import json
 import os
 import re
 import sys
+import tempfile
 
 import pytest
 import torch
@@ -147,10 +148,19 @@ THREADS = """
 """
 
 
-def test_processes_that_take_turns_do_not_share_the_cores(monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8), raising=False)
-    for flags, threads in rows(THREADS):
-        assert cpu_threads(parse(flags.split())) == int(threads)
+def test_processes_that_take_turns_do_not_share_the_cores(monkeypatch, tmp_path):
+    """There are eight, by affinity or by the quota of a container."""
+    monkeypatch.setattr(settings_module, "CGROUPS", tmp_path)
+    quota = tmp_path / "cpu.max"
+    for affinity, text in ((8, "max 100000"), (64, "850000 100000")):
+        monkeypatch.setattr(
+            os, "sched_getaffinity", lambda _, cores=affinity: range(cores), raising=False
+        )
+        quota.write_text(text)
+        for flags, threads in rows(THREADS):
+            assert cpu_threads(parse(flags.split())) == int(threads)
+    quota.write_text("50000 100000")
+    assert cpu_threads(parse([])) == 1
 
 
 @pytest.mark.parametrize(
@@ -272,6 +282,13 @@ def test_pitfall_18_what_cannot_be_is_refused_in_a_line_before_anything_starts(
     assert error.startswith("error: ") and "Traceback" not in said.err
     assert all(word in error for word in words.split()), error
     assert (taken / "log.jsonl").read_text() == "mine\n" and [*taken.parent.iterdir()] == [taken]
+
+
+def test_a_folder_too_long_for_sockets_is_named_where_sockets_are_used(monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", "/tmp/" + "j" * 80)
+    with pytest.raises(ValueError, match="TMPDIR, /tmp/jjj.* TMPDIR=/tmp"):
+        parse([])
+    assert parse(["--one-process"]).one_process
 
 
 # --- devices --------------------------------------------------------------------------------------

@@ -120,7 +120,7 @@ def pretend(tmp_path, monkeypatch):
     return put
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_is_passed_on_to_all_runs_and_no_other_is_started(number, pretend, capsys):
     events = pretend(seconds=60)
     send_when(lambda: events() == ["+", "+"], number)

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import fit_curve
+from core.processes import SIGNALS
 from core.screen import say
 from core.settings import ROOT, cpu_threads, parse, read_settings, refuse_small_numbers, resumed
 from curve.files import read_text, write_whole
@@ -148,8 +149,10 @@ def start_run(folder: Path, arguments: list[str]) -> subprocess.Popen:
 
 def train_all(runs: dict[Path, list[str]], jobs: int) -> bool:
     """Train all runs that are not finished, `jobs` at once. Returns whether one failed.
-    KeyboardInterrupt after Ctrl-C or SIGTERM, which stop the runs, each with a checkpoint."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
+    KeyboardInterrupt after a signal, which stops the runs, each with a checkpoint."""
+    for number in SIGNALS:
+        if signal.getsignal(number) == signal.SIG_DFL:  # not ignored, as by `nohup`
+            signal.signal(number, signal.default_int_handler)
     waiting = [
         folder for folder, arguments in runs.items() if not finished(folder, parse(arguments))
     ]
