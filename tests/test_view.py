@@ -22,35 +22,25 @@ ARGUMENTS = """
 
 
 @pytest.fixture(scope="module")
-def browser_page():
-    """A window without a network."""
+def window():
+    """Of a browser, without a network. `said` is what stands in its console."""
     if CHROMIUM is None and "CI" not in os.environ:
         pytest.skip("there is no Chromium on the PATH")
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield chromium.new_page(viewport={"width": 1280, "height": 900}, offline=True)
-        chromium.close()
-
-
-@pytest.fixture
-def open_page(browser_page):
-    """Makes the page of a run and opens it. At the end of the test nothing may stand in the
-    console."""
-    messages = []
-
-    def open_it(folder):
-        view.main([str(folder)])
+        page = chromium.new_page(viewport={"width": 1280, "height": 900}, offline=True)
+        page.said = []
         for event in ("console", "pageerror"):
-            browser_page.on(event, lambda message: messages.append(str(message)))
-        browser_page.goto((folder / "rollouts.html").as_uri())
-        browser_page.wait_for_selector("#tokens span", state="attached")
-        return browser_page
+            page.on(event, lambda message: page.said.append(str(message)))
+        yield page
 
-    open_it.messages = messages
-    yield open_it
-    assert messages == []
+
+def open_page(window, run):
+    assert view.main([str(run)]) == 0
+    window.goto((run / "rollouts.html").as_uri())
+    window.wait_for_selector("#tokens span", state="attached")
 
 
 # --- its numbers ----------------------------------------------------------------------------------
@@ -116,7 +106,7 @@ HOSTILE = [*ODD, MARKS, f"</script>{SCRIPT}", *"<!-- --> &lt; $& ` \\ DATA_OF_TH
 HOSTILE += ["NONCE_OF_THE_PAGE", "e" + "\u0301" * 200]
 
 
-def test_each_part_reacts_to_clicks_and_keys_and_hostile_texts_harm_nothing(run, open_page):
+def test_each_part_reacts_to_clicks_and_keys_and_hostile_texts_harm_nothing(run, window):
     """Hostile are the prompts, and the first completion of the first problem."""
     kept = json_lines(run / "rollouts.jsonl")
     for line in kept:
@@ -125,7 +115,7 @@ def test_each_part_reacts_to_clicks_and_keys_and_hostile_texts_harm_nothing(run,
     odd = {"texts": HOSTILE, "ids": [0] * len(HOSTILE), "sampled": [[True, len(HOSTILE)]]}
     groups[0]["completions"][0] |= odd
     write_lines(run / "rollouts.jsonl", kept)
-    page = open_page(run)
+    open_page(page := window, run)
     opened = lambda: page.evaluate("[lines[state.line].step, state.line, state.completion]")
 
     # 1. The curve: a point for each validation. 2. The timeline.
@@ -134,10 +124,10 @@ def test_each_part_reacts_to_clicks_and_keys_and_hostile_texts_harm_nothing(run,
     circles.nth(2).press("Enter")
     assert opened()[0] == FIRST + 1
     page.get_by_role("button", name="whole run").click()
-    window = lambda: page.evaluate("lanes.to - lanes.from")
-    whole = window()
+    shown = lambda: page.evaluate("lanes.to - lanes.from")
+    whole = shown()
     page.press("#lanes", "+")
-    assert window() == pytest.approx(whole / 2)
+    assert shown() == pytest.approx(whole / 2)
 
     # 3. A group: the first, the one after, a completion by click and by key. Its texts are shown.
     page.select_option("#choose", "0")
@@ -190,15 +180,16 @@ def test_each_part_reacts_to_clicks_and_keys_and_hostile_texts_harm_nothing(run,
         document.body.append(script);
     }""")
     assert page.title() == f"{run.name}: rollouts"
-    assert "Content Security Policy" in open_page.messages.pop()
+    assert "Content Security Policy" in page.said.pop() and page.said == []
 
 
-def test_a_page_shows_what_there_is(run, open_page):
+def test_a_page_shows_what_there_is(run, window):
     """No step yet, no group that was trained on, a line that is being written; a log without
     columns."""
     first, *_ = groups_of(run)
     (run / "rollouts.jsonl").write_text(f'{json.dumps(first)}\n{{"kind": "gro')
     bare = [{"kind": kind, "step": 1} for kind in ("validation", "train")]
     write_lines(run / "log.jsonl", [log(run, "validation")[0], *bare])
-    page = open_page(run)
-    assert page.locator("#choose option").count() == page.locator("#plot circle").count() == 1
+    open_page(window, run)
+    assert window.locator("#choose option").count() == window.locator("#plot circle").count() == 1
+    assert window.said == []
