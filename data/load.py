@@ -547,7 +547,7 @@ def asked(record: dict, columns: dict[str, str]) -> str:
             for letter, choice in zip(LETTERS, choices_of(record[columns["choices"]]).values())
         }
         has_them = all(
-            re.search(rf"\b{letter}[).:*]\W*{re.escape(choice)}(?!\w)", text)
+            re.search(rf"\b{letter}[^\w\s]\W*{re.escape(choice)}(?!\w)", text)
             for letter, choice in choices.items()
         )
         if not has_them:
