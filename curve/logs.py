@@ -75,8 +75,8 @@ y       slime          rollout/raw_reward
 y       TensorBoard    value
 y       any            y
 
-hint    any            (?!.*(std|_min|_max|len|format|loss)).*(pass|acc|correct|solve|success).*
-hint    any            (?!.*(std|_min|_max|len|format|loss)).*(reward|score|return).*
+y?      any            (?!.*(std|_min|_max|len|format|loss)).*(pass|acc|correct|solve|success).*
+y?      any            (?!.*(std|_min|_max|len|format|loss)).*(reward|score|return).*
 kind    any            (kind|type|split|mode|phase|stage)
 label   any            (seed|algorithm|method|recipe|condition|label|variant|model|exp|run)
 label   any            (run_id|run_name|dataset|data_source|task|env)
@@ -156,16 +156,15 @@ def read_log(path: str | Path, **choices) -> list[Series]:
         while True:  # until the command answers all questions
             try:
                 curves = curves_of(rows, name, reading)
-                break
+                if not questions:
+                    return [replace(curve, notes=(*curve.notes, *notes)) for curve in curves]
+                raise ValueError(f"{' '.join(questions)} For example: {command(path, reading)}")
             except Unclear as unclear:
                 question, flag, answer = unclear.args
                 questions.append(question)
                 if flag == "where" and reading.where:
                     answer = f"{reading.where},{answer}"
                 reading = replace(reading, **{flag: answer})
-        if questions:
-            raise ValueError(f"{' '.join(questions)} For example: {command(path, reading)}")
-        return [replace(curve, notes=(*curve.notes, *notes)) for curve in curves]
     except (ValueError, csv.Error, RecursionError, ImportError) as error:
         raise ValueError(f"{log}: {error}") from None
 
@@ -225,27 +224,21 @@ def text_of(value) -> str:
 
 def rises(values: list[float]) -> bool:
     """Whether there are several values, and each is above the one before it."""
-    return len(values) > 1 and min(np.diff(values)) > 0
+    return len(values) > 1 and all(a < b for a, b in zip(values, values[1:]))
 
 
-def require(names: list[str], among: Collection[str], flag: str) -> None:
-    """ValueError if one of the names that a flag gives is none of these."""
+def require(names: list[str], among: Collection[str], flag: str) -> list[str]:
+    """The names that a flag gives. ValueError if one of them is none of these."""
     for name in names:
         if name not in among:
             raise ValueError(f"--{flag}: there is no {name!r}, but {', '.join(among)}")
-
-
-def ask(what: str, flag: str, columns: list[str]) -> None:
-    """Raise Unclear, with the first of these columns as the answer; ValueError if there is none."""
-    if not columns:
-        raise ValueError(f"no column can be {what}")
-    raise Unclear(f"which column is {what}, of {', '.join(columns)}?", flag, columns[0])
+    return names
 
 
 def chosen_rows(rows: Rows, where: str | None) -> tuple[Rows, str]:
     """The rows that --where names; and of those, the validations, if a column tells them from
     others. Returns them and their kinds."""
-    for condition in where.split(",") if where else ():
+    for condition in re.split(",(?=[^,]+=)", where) if where else ():  # a value may have commas
         column, _, value = condition.partition("=")
         require([column], names_in(rows), "where")
         groups = groups_of(rows, column)
@@ -258,34 +251,26 @@ def chosen_rows(rows: Rows, where: str | None) -> tuple[Rows, str]:
     return rows, " and ".join(kinds)
 
 
-def pass_rates(rows: Rows, y: str | None) -> list[str]:
-    """The columns that --y names, or else the one of a known name."""
+def chosen_columns(flag: str, rows: Rows, given: str | None, others: list[str]) -> list[str]:
+    """The columns that --x or --y names, or else the one of a known name. Unclear if there is not
+    one; others: may be meant."""
     names = names_in(rows)
-    if y and y != "all":
-        given = [y] if y in names else y.split(",")
-        require(given, names, "y")
-        return given
-    found = known("y", names)
-    if "pass_rate" in found and not y:  # pass_rate/SOURCE is a part of it
+    if given and given != "all":
+        return require([given] if given in names else given.split(","), names, flag)
+    found = known(flag, names)
+    if "pass_rate" in found and not given:  # pass_rate/SOURCE is a part of it
         found = ["pass_rate"]
-    others = [name for name in names_in(rows, float) if not known("x", [name])]
-    likely = found or known("hint", others)
-    if y or len(found) == 1:
-        return likely or others
-    ask("the pass rate", "y", found or [*dict.fromkeys(likely + others)])
+    likely = known(f"{flag}?", others)
+    if given or len(found) == 1:
+        return found or likely or others
+    what = {"x": "compute", "y": "the pass rate"}[flag]
+    likely = found or [*dict.fromkeys(likely + others)]
+    if not likely:
+        raise ValueError(f"no column can be {what}")
+    raise Unclear(f"which column is {what}, of {', '.join(likely)}?", flag, likely[0])
 
 
-def compute_of(rows: Rows, y: str) -> str:
-    """The column of compute of a known name, which the last row has."""
-    found = known("x", names_in(rows[-1:]))
-    if len(found) == 1:
-        return found[0]
-    others = [name for name in names_in(rows, float) if name != y]
-    rising = [n for n in others if rises([row[n] for row in rows if n in row])]
-    ask("compute", "x", found or rising)
-
-
-def with_x(of_y: Rows, rows: Rows, x: str) -> Rows:
+def with_x(of_y: Rows, rows: Rows, x: str | None) -> Rows:
     """The rows of_y. One without x has that of another of the rows, of the same step and curve."""
     names = names_in(of_y)
     step = known("x", names)
@@ -322,12 +307,16 @@ def curves_of(rows: Rows, name: str, reading: Reading) -> list[Series]:
     """The curves of each pass rate and each seed. name: of a curve whose column is not named."""
     chosen, kind = chosen_rows(rows, reading.where)
     curves = []
-    for y in pass_rates(chosen, reading.y):
-        of_y = [row for row in chosen if y in row]
-        x = reading.x or compute_of(of_y, y)
-        filled = with_x(of_y, rows, x)
-        require([x], names_in(filled), "x")
-        of_both = [row for row in filled if x in row]
+    rates = [name for name in names_in(chosen, float) if not known("x", [name])]
+    for y in chosen_columns("y", chosen, reading.y, rates):
+        of_y = with_x([row for row in chosen if y in row], rows, reading.x)
+        rising = [n for n in names_in(of_y, float) if rises([row[n] for row in of_y if n in row])]
+        last = of_y if reading.x else of_y[-1:]  # the first may be odd
+        (x,) = chosen_columns("x", last, reading.x, [name for name in rising if name != y])
+        of_both = [row for row in of_y if x in row]
+        texts = [row[name] for row in of_both for name in (x, y) if isinstance(row[name], str)]
+        if texts:
+            raise ValueError(f"{x} and {y} must be numbers like 0.5, without commas: {texts[0]!r}")
         parts = {"": of_both} if reading.mean else parts_of(of_both, x)
         for part, of_part in parts.items():
             said = f", from the {kind} records{part}" if kind else part
@@ -340,10 +329,7 @@ def curve_of(
 ) -> Series:
     """The curve of the columns x and y. said: of which records it is."""
     x, y = columns
-    try:
-        compute, rates = np.array([[row[x], row[y]] for row in rows], float).T
-    except ValueError as error:
-        raise ValueError(f"{x} and {y} must be numbers like 0.5, without commas: {error}") from None
+    compute, rates = np.array([[row[x], row[y]] for row in rows]).T
     notes = []
     low, high = reading.range or (0, 1)
     if low == high:
@@ -352,7 +338,7 @@ def curve_of(
     least, most = min(np.floor(rates)), max(np.ceil(rates))
     if reading.range and max(rates) <= 0.01:
         notes.append(f"! no value of {y} is above a hundredth of --range")
-    elif not reading.range and (-np.inf < least < 0 or 1 < most < np.inf):
+    elif not reading.range and (least < 0 or most > 1) and np.isfinite(least + most):
         ends = int(min(least, 0)), 100 if 10 < most < 100 else int(max(most, 1))
         raise Unclear(f"what do a wrong and a right answer give in {y}?", "range", ends)
 
@@ -392,9 +378,10 @@ def curve_of(
 def those_that_count(compute: Array, x: str) -> Array:
     """Which of n rows count as points, (n,) of bool: in a resumed run a row counts if no later row
     has the same compute or less."""
-    steps = np.diff(compute)
-    if np.sum(steps == 0) > max(1, len(compute) // 10):
-        raise Unclear(f"several rows have one {x}: are they averaged?", "mean", True)
+    before, after = compute[:-1], compute[1:]
+    if np.sum(after == before) > max(1, len(compute) // 10):
+        ways = "average them, choose some with --where, or take another --x"
+        raise Unclear(f"several rows have one {x}: {ways}?", "mean", True)
     counts = compute < np.append(np.minimum.accumulate(compute[::-1])[-2::-1], np.inf)
     # No resumed run goes back to compute that it did not have: then all count, in a wrong order.
-    return counts | any(compute[i] not in compute[:i] for i in np.flatnonzero(steps < 0) + 1)
+    return counts | any(compute[i] not in before[:i] for i in np.flatnonzero(after < before) + 1)

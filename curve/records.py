@@ -31,8 +31,6 @@ def records_in(log: Path, notes: list[str]) -> list[dict]:
     if log.is_dir() or "tfevents" in log.name:
         return event_records(log)
     text = re.sub(r"(?m)^#.*\n", "", read_text(log)).lstrip("\0\n")
-    if text.count("\ufffd") > len(text) / 100:
-        raise ValueError("the file is no text")
     if not text.strip():
         raise ValueError("the file is empty: the run has logged nothing yet")
     if re.match(r"[{\[](?!')", text):  # a console has {'
