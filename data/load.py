@@ -387,7 +387,7 @@ def read_problems(spec: Spec, files: list[Path], *wanted: str) -> tuple[list[Pro
     """The problems of these parts of these files, each once, and notes to be printed. The order is
     that of the checksums of their texts: so the first ones are a random draw, whatever the order of
     the file and its other problems are."""
-    found, indices, columns = {}, set(), {}
+    found, columns = {}, {}
     told = defaultdict(list)  # what is to be said, and of which places
     unusable = told["{} records cannot be used and were left out"]
     repeated = told["{} repeated problems were left out"]
@@ -398,8 +398,6 @@ def read_problems(spec: Spec, files: list[Path], *wanted: str) -> tuple[list[Pro
             try:
                 columns = choose_columns(spec, record)
                 values = {key: record[column] for key, column in columns.items()}
-                if {"choices", "answer"} <= {*values} and is_index(**values):
-                    indices.add(str(values["answer"]))
                 problem = make_problem(record, columns, spec)
             except ValueError as error:
                 unusable.append(f"{place}: {error}")
@@ -421,11 +419,6 @@ def read_problems(spec: Spec, files: list[Path], *wanted: str) -> tuple[list[Pro
         raise ValueError(
             f"{len(unusable)} records cannot be used, the first: {unusable[0]}: name another column"
             " by ,answer=COLUMN, or judge such answers in a task of your own, by ,task=NAME"
-        )
-    if indices and "0" not in indices and "first" not in spec.options:
-        raise ValueError(
-            f"{spec.name}: its answers count the choices, and none is 0: add ,first=1 to the"
-            " argument of --data if 1 is the first choice, or ,first=0 if it is the second one"
         )
     notes = []
     guesses = [f"{key}={column}" for key, column in columns.items() if key not in spec.options]
@@ -509,7 +502,7 @@ def make_problem(record: dict, columns: dict[str, str], spec: Spec) -> Problem:
         )
     judge, instruction, answer = judge_of(spec, columns), spec.instruction, values.get("answer")
     if "choices" in values and "answer" in values:
-        answer = letter_of(answer, choices_of(values["choices"]), int(spec.options.get("first", 0)))
+        answer = letter_of(answer, choices_of(values["choices"]), spec.options.get("first", "01"))
     if judge is programming:
         starter_code = record.get("starter_code")
         problem = programming.problem(text, values["tests"], starter_code, instruction)
@@ -567,24 +560,23 @@ def choices_of(value) -> dict:
     return value
 
 
-def is_index(answer, choices, **_) -> bool:
-    """Whether an answer may be the number of a choice, and is neither its label nor its text."""
-    choices = choices_of(choices)
-    return str(answer).isdecimal() and str(answer) not in map(str, (*choices, *choices.values()))
-
-
-def letter_of(answer, choices: dict, first: int = 0) -> str:
-    """The letter of the choice that an answer names, by its label, its text, or its index, counted
-    from `first`, if no label is a number. NoAnswer if it names none, or one in one way and another
-    in another."""
-    by_index = not any(str(label).isdecimal() for label in choices)
-    places = {
-        i
-        for i, (label, choice) in enumerate(choices.items())
-        if str(answer) == str(label)
-        or (by_index and str(answer) == str(i + first))
-        or (str(answer) == str(choice) and type(answer) in (bool, type(choice)))
-    }
+def letter_of(answer, choices: dict, first: str) -> str:
+    """The letter of the choice that an answer names, by its label, its text, or its number if no
+    label is one. `first` has the numbers that the first choice may have. NoAnswer if it names none,
+    or one in one way and another in another; ValueError if its number may be of two."""
+    text, places, counted = str(answer), set(), set()
+    for i, (label, choice) in enumerate(choices.items()):
+        if text == str(label) or text == str(choice) and type(answer) in (bool, type(choice)):
+            places.add(i)
+        if text in [str(i + int(start)) for start in first]:
+            counted.add(i)
+    if not any(str(label).isdecimal() for label in choices):
+        if len(counted) > 1 and not places:
+            raise ValueError(
+                f"the answer {answer} counts the choices from 0 or from 1: add ,first=0 or ,first=1"
+                " to the argument of --data"
+            )
+        places |= counted
     if len(places) != 1:
         raise mathematics.NoAnswer(
             f"the answer {answer!r:.60} names {len(places)} of the choices {choices}"

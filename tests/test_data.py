@@ -136,6 +136,7 @@ SHAPES = r"""
 a.jsonl,first=0 | {Q, "choices": ["8", "7"], "answer": 1} | Q 8 7 | B
 a.jsonl,first=1 | {Q, "choices": ["8", "7"], "answer": "2"} | Q 8 7 | B
 a.jsonl | {Q, "choices": ["8", "7"], "answer": 0} | Q 8 7 | A
+a.jsonl | {Q, "choices": ["8", "7"], "answer": 2} | Q 8 7 | B
 a.jsonl | {"question": "Q\nA. 8\nB. 7", "choices": ["8", "7"], "answer": "B"} | Q 8 7 | B
 a.jsonl | {"question": "Q (A) 8 (B) 7", "choices": ["8", "7"], "answer": "B"} | Q (A) 8 (B) 7 | B
 a.jsonl | {"question": "Q (A) 8 (B) 79", "choices": ["8", "7"], "answer": "B"} | Q (A) 8 (B) 79 8 7 | B
@@ -249,13 +250,12 @@ a.json | {"problem": "x"} | record 1: no column .* are problem: add ,answer=COLU
 a.json | {"test": [{"problem": "x", "answer": "1"}]} | this is for evaluation
 a.jsonl | {"problem": "x", "answer": "1", "split": "held-out"} | this is for evaluation
 a.jsonl | {"prompt": "x", "response": "It is \boxed{1}.", "y": "2"} | are prompt, response, y: add
-a.jsonl | {"problem": "x", "choices": ["3", "4", "5"], "answer": "1"} | add ,first=1 to
+a.jsonl | {"problem": "x", "choices": ["3", "4", "5"], "answer": 1} | from 0 or from 1: add ,first=0
 a.jsonl,task=programming | {"problem": "x", "answer": "1"} | no column .* holds the tests
 a.json | {"problem": "x", "answer": "1"}//{"problem": "y"} | record 2: column 'answer' is empty
 a.jsonl | {"problem": "x", "choices": [%s0], "answer": 26} | line 1: choices are a list of texts
 a.jsonl | {"problem": "x", "choices": "A or B", "answer": "A"} | line 1: choices are a list of texts
 a.jsonl | {"problem": "x", "choices": ["3", "4"], "answer": 3} | the answer 3 names 0 of
-a.jsonl | {"problem": "x", "choices": ["3", "4"], "answer": 2} | the answer 2 names 0 of
 a.jsonl | {"problem": "x", "answer": "#### Step\nAdd.\n#### End\nIt is 7 then."} | cannot be used
 a.jsonl | {"problem": "x", "answer": "#### Answer\n7"} | 1 records cannot be used
 a.jsonl | {"problem": "x", "answer": "<think>It is"} | 1 records cannot be used
