@@ -34,7 +34,7 @@ x       ours           compute_flops
 x       any            ((train|total|cumulative)_)?flop?s ((total|cumulative)_)?eflop?s
 x       any            (compute_)?device_hours gpu_hours
 x       ours           compute_tokens
-x       TRL            (train/)?num_tokens
+x       TRL            (train/)?num_tokens eval[_/]num_tokens
 x       transformers   (train/)?num_input_tokens_seen
 x       prime-rl       progress/total_tokens
 x       open-instruct  (val/)?num_total_tokens
@@ -266,7 +266,7 @@ def chosen_columns(flag: str, rows: Rows, given: str | None, others: list[str]) 
     what = {"x": "compute", "y": "the pass rate"}[flag]
     likely = found or [*dict.fromkeys(likely + others)]
     if not likely:
-        raise ValueError(f"no column can be {what}")
+        raise ValueError(f"no column can be {what}: there are {', '.join(names)}")
     raise Unclear(f"which column is {what}, of {', '.join(likely)}?", flag, likely[0])
 
 
@@ -310,9 +310,9 @@ def curves_of(rows: Rows, name: str, reading: Reading) -> list[Series]:
     rates = [name for name in names_in(chosen, float) if not known("x", [name])]
     for y in chosen_columns("y", chosen, reading.y, rates):
         of_y = with_x([row for row in chosen if y in row], rows, reading.x)
-        rising = [n for n in names_in(of_y, float) if rises([row[n] for row in of_y if n in row])]
+        values = {n: [row[n] for row in of_y if n in row] for n in names_in(of_y, float) if n != y}
         last = of_y if reading.x else of_y[-1:]  # the first may be odd
-        (x,) = chosen_columns("x", last, reading.x, [name for name in rising if name != y])
+        (x,) = chosen_columns("x", last, reading.x, [n for n in values if rises(values[n])])
         of_both = [row for row in of_y if x in row]
         texts = [row[name] for row in of_both for name in (x, y) if isinstance(row[name], str)]
         if texts:
