@@ -236,9 +236,7 @@ class GenerateCommand(Sampling):
     temperature: float = option(
         1.0, "of sampling, 1 as in training; 0 takes the likeliest token", least=0
     )
-    show: int = option(
-        2, "with --evaluate: print so many completions of each kind", least=0
-    )
+    show: int = option(2, "with --evaluate: print so many completions of each kind", least=0)
     length_control: loss.LengthControl = option("interruption", "penalty: nothing is interrupted")
     log: Path | None = option(
         None,
