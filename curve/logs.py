@@ -85,7 +85,7 @@ TABLE = defaultdict(list)
 for role, _, *names in map(str.split, filter(None, NAMES.splitlines())):
     TABLE[role] += names
 VALIDATION = re.compile(rf"(?i)(?<![a-z]){VAL}(?![a-z])")
-TRAINING = re.compile("(?i)train|rollout|critic|env/all|objective|^reward")
+TRAINING = re.compile("(?i)train|rollout|critic|env/all|objective|(?<![a-z])reward")
 
 # The log of a folder is the first of these that is there: ours, TRL's, that of prime-rl, W&B, RLlib
 # or Stable-Baselines, of TRL's last checkpoint, TensorBoard's.
@@ -93,9 +93,7 @@ LOG_NAMES = """
     log.jsonl trainer_state.json metrics.jsonl wandb-history.jsonl progress.csv
     checkpoint-*/trainer_state.json events.out.tfevents.*
 """.split()
-
-
-Rows = list[dict[str, float | str]]
+Rows = list[dict[str, float | str]]  # numbers and texts, by column
 
 
 @dataclass(frozen=True)
@@ -361,7 +359,8 @@ def curve_of(
                 f"! {x} begins again, and {sum(~counts)} of {len(rows)} points are left out, as if "
                 "a resumed run had made them again"
             )
-    if TRAINING.search(said + y) and not VALIDATION.search(said + y):
+    source = f"{said} {y}"
+    if TRAINING.search(source) and not VALIDATION.search(source):
         notes.append(
             f"! {y} is measured in training, and is no validation: on other problems the run may "
             "do otherwise"

@@ -235,7 +235,9 @@ def test_where_chooses_records():
     for name in (b"type", b"stage"):
         assert "from the eval records" in read(content.replace(b"type", name)).notes[0]
     rollouts = read(content, where="type=rollout", y="answer_accuracy")
-    assert set(rollouts.y) == {0.5} and "measured in training" in rollouts.notes[1]
+    of_batches = read(trl(), y=REWARD)
+    assert (set(rollouts.y), set(of_batches.y)) == ({0.5}, {0.3})
+    assert all("measured in training" in series.notes[1] for series in (rollouts, of_batches))
     assert "--where type: there is no 'evil', but eval, rollout" in refusal(
         content, where="type=evil"
     )
