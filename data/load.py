@@ -222,13 +222,12 @@ def load_evaluation(argument: str, number: int, instruction: str | None = None) 
     """At most `number` problems to evaluate on, none of which any run trains on: the source's
     `validation`."""
     spec = parse_spec(argument, instruction)
+    source = Source(spec.name, spec.weight, [], [])
     if spec.task:
-        problems, notes = made_problems(spec, "validation", number), []
+        source.validation = made_problems(spec, "validation", number)
     else:
-        problems, notes = read_held_out(spec)
-    source = Source(spec.name, spec.weight, [], problems, notes)
-    if not problems and not spec.task:
-        source = read_source(spec)
+        source.validation, source.notes = read_held_out(spec)
+        source = source if source.validation else read_source(spec)
     cut(source, "validation", number)
     return source
 
@@ -525,7 +524,7 @@ def make_problem(record: dict, columns: dict[str, str], spec: Spec) -> Problem:
     said = [problem.prompt, problem.answer, system or "", solution or ""]
     "".join(said).encode()  # ValueError for half of a character, a lone surrogate
     metadata = {"solution": solution} if solution else {}
-    return replace(problem, metadata=metadata, text=text, system=system)
+    return replace(problem, metadata=problem.metadata | metadata, text=text, system=system)
 
 
 def asked(record: dict, columns: dict[str, str]) -> str:
