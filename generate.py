@@ -45,7 +45,7 @@ if __name__ == "__main__":
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from core.check import refuse_wrong_logprobs
+from core.check import refuse_overflow, refuse_wrong_logprobs
 from core.engine import Engine, engine_settings, make_requests, sample_all
 from core.generators import make_engine, out_of_memory
 from core.model import load_model, load_tokenizer, refuse_misfit
@@ -168,6 +168,8 @@ def load(
     refuse_misfit(model, decoding)
     refuse_prompts(tokenizer, problems, command, model)
     refuse_wrong_logprobs(model, path, settings.engine == "torch", share_prompts=False)
+    if settings.dtype == torch.float16:
+        refuse_overflow(model)
     engine = make_engine(settings, model)
     if settings.engine == "vllm":  # it is made without parameters
         parameters = SharedParameters(model)

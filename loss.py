@@ -65,7 +65,8 @@ class Recipe:
         False, "leave out wrong completions that have become unlikely (DeepSeek-V3.2)"
     )
     fp32_logits: bool | Literal["split"] = part(
-        True, "LM head in fp32 on both sides; split: by matmuls in bf16; off: bf16"
+        True,
+        "LM head in fp32 on both sides; split: by matmuls in bf16; off: in 16 bits",
     )
     zero_variance_filter: bool = part(True, "drop groups whose rewards are all equal")
     positive_resampling: bool = part(
@@ -284,8 +285,9 @@ def head_logits(hidden_ND: Tensor, head: Head, fp32: bool | str) -> Tensor:
     With fp32 the matmul itself is done in fp32, with the present fp32 weights of the head: a stored
     copy would be out of date after the next update. Casting after a bf16 matmul is useless, since
     the precision is lost by then. "split" is `SplitMatmul`. Without fp32 the matmul alone is in
-    bf16. The rest and the softmax are in fp32."""
-    dtype = torch.float32 if fp32 else torch.bfloat16
+    bf16, or in fp16 if the trunk is. The rest and the softmax are in fp32."""
+    low = torch.float16 if hidden_ND.dtype == torch.float16 else torch.bfloat16
+    dtype = torch.float32 if fp32 else low
     if fp32 == "split":
         logits_NV = SplitMatmul.apply(hidden_ND, head.weight_VD)
     else:

@@ -75,7 +75,7 @@ from machinery.kept import kept_rows
 from machinery.measures import Totals
 from machinery.ranks import end_children, from_rank_0, other_ranks, wait_for_ranks
 from machinery.run import Run, open_run
-from machinery.trainer import Start, gathered, policy_that_fits, read_moments
+from machinery.trainer import Start, gathered, loss_scale, policy_that_fits, read_moments
 from tools import view
 
 
@@ -121,12 +121,13 @@ def train(rank: int, start: Start, run: Run | None = None) -> None:
     ranks, device = len(trainers), torch.device(trainers[rank])
     torch.set_num_threads(cpu_threads(start.settings))
 
-    # With several ranks, or in bf16, the model is sharded by FSDP: each rank keeps its part of the
-    # parameters, in fp32. A layer is gathered while it is called, in bf16 if that is its dtype. On
-    # a GPU the largest micro-batch is tried, and settings that are not given follow from that.
+    # With several ranks, or in 16 bits, the model is sharded by FSDP: each rank keeps its part of
+    # the parameters, in fp32. A layer is gathered while it is called, in 16 bits if it has so few.
+    # On a GPU the largest micro-batch is tried, and settings that are not given follow from that.
     settings, policy, optimizer = policy_that_fits(start, device, make_optimizer)
     if start.checkpoint:
         read_moments(optimizer, start.checkpoint / "optimizer.safetensors")
+    scale = loss_scale(settings, device, start.checkpoint)
     if device.type == "cuda":
         parameters.pin()
 
@@ -184,21 +185,29 @@ def train(rank: int, start: Start, run: Run | None = None) -> None:
                 advantages_R[micro_batch.rows_B],
                 weights_R[micro_batch.rows_B],
             )
-            (policy_loss * ranks).backward()
+            (policy_loss * ranks * scale.factor).backward()
             totals.add(micro_batch, policy_loss, sums, logprobs_BT, entropies_N)
         totals.over_ranks()  # all ranks get the sums of all, and decide alike whether to step
 
         # 4. The optimizer step. Without a counted group there is no gradient, and its norm is 0. A
-        # NaN that is stepped on would stay in the parameters for good.
+        # NaN that is stepped on would stay in the parameters for good. If the loss scale of float16
+        # makes a gradient overflow, it is halved.
+        if scale.factor > 1:
+            for parameter in policy.parameters():
+                if parameter.grad is not None:
+                    parameter.grad /= scale.factor
         norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), settings.clip_gradient)
         gradient_norm = gathered(norm).item()
         finite = math.isfinite(totals.sums["loss"]) and math.isfinite(gradient_norm)
+        overflow = not finite and math.isfinite(totals.sums["loss"]) and scale.factor > 1
         learning_rate = settings.learning_rate * min(1.0, step / max(1, settings.warmup_steps))
         for parameter_group in optimizer.param_groups:
             parameter_group["lr"] = learning_rate
         if counted_rows and finite:
             optimizer.step()
         optimizer.zero_grad()
+        if scale.factor > 1:
+            scale.adapt(not overflow)
 
         # 5. The generators get the new version, and go on with what they have begun.
         version = step
@@ -215,7 +224,9 @@ def train(rank: int, start: Start, run: Run | None = None) -> None:
             totals,
             worth,
             {
-                "skipped": int(not finite),
+                "skipped": int(not finite and not overflow),
+                "rescaled": int(overflow),
+                "loss_scale": scale.factor,
                 "gradient_norm": gradient_norm,
                 "learning_rate": learning_rate,
                 "groups_counted": int(worth.counted_PG.any(1).sum()),
@@ -229,11 +240,11 @@ def train(rank: int, start: Start, run: Run | None = None) -> None:
             publish(policy, parameters, version, rank)
             run.validate(version, policy, settings)
         if step % settings.checkpoint_every == 0:
-            run.save(version, policy, optimizer)
+            run.save(version, policy, optimizer, scale)
 
     # The run ends with a checkpoint of the last version.
     if from_rank_0(run.end, version):
-        run.save(version, policy, optimizer)
+        run.save(version, policy, optimizer, scale)
 
 
 def publish(policy: Policy, parameters: SharedParameters, version: int, rank: int) -> float:

@@ -35,6 +35,7 @@ LIMITS = {
     "attention": 40,
     "trainer_tests": 150,
     "default_run": 105,
+    "float16": 75,
     "killed_and_resumed": 110,  # with engine_tests beside it
     "qwen3_model": 50,
     "qwen3_run": 135,
@@ -168,6 +169,11 @@ def trainer_tests() -> None:
 
 def default_run() -> None:
     train("default")
+
+
+def float16() -> None:
+    """What a GPU without bfloat16 computes in."""
+    train("float16", "--dtype float16 --steps 16")
 
 
 def engine_tests() -> None:

@@ -18,6 +18,7 @@ from core.engine import Decoding
 from core.model import head_of, in_one_sentence
 from core.policy import Policy, micro_batches
 from core.rollouts import Request, given_rollout
+from core.settings import refuse
 from core.torch_engine import TorchEngine
 
 IDS = [*range(6)]  # tokens that every model has
@@ -59,6 +60,29 @@ def refuse_wrong_logprobs(
         for part, window, width in narrowed:
             setattr(part, window, width)
         model.set_attn_implementation("grouped")
+
+
+@torch.no_grad()
+def refuse_overflow(model: PreTrainedModel) -> None:
+    """ValueError if float16 has no room for what this model, on the CPU in fp32, computes between
+    its layers for some tokens."""
+    largest = 0.0
+
+    def look(_, inputs: tuple, output: object) -> None:
+        nonlocal largest
+        numbers = [each for each in (*inputs, output) if torch.is_tensor(each) and each.numel()]
+        largest = max([largest, *(each.abs().max().item() for each in numbers)])
+
+    hooks = [part.register_forward_hook(look) for part in model.get_decoder().modules()]
+    model(input_ids=torch.tensor([IDS]))
+    for hook in hooks:
+        hook.remove()
+    room = torch.finfo(torch.float16).max
+    refuse(
+        largest > room,
+        f"--dtype float16: it ends at {room:,.0f}, and the model has activations of {largest:,.0f}:"
+        " take --dtype float32",
+    )
 
 
 def windows_of(model: PreTrainedModel) -> list[tuple[object, str, int]]:

@@ -87,8 +87,9 @@ class Sampling:
         "auto", "auto: vLLM if it is installed and there is a GPU"
     )
     tensor_parallel: int = option(1, "GPUs of one generator, which vLLM splits the model over")
-    dtype: Literal["auto", "float32", "bfloat16"] = option(
-        "auto", "of the trunk; auto: bfloat16 on a GPU, float32 on a CPU"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
+        "auto",
+        "of the trunk; auto: float32 on a CPU, bfloat16 on a GPU, or float16 if it has no bfloat16",
     )
     slots: int | None = option(
         512,
@@ -342,7 +343,10 @@ def trunk_dtype(settings: Sampling, device: str) -> torch.dtype:
     """The dtype that the trunk of the model computes in on this device."""
     if settings.dtype != "auto":
         return getattr(torch, settings.dtype)
-    return torch.float32 if device == "cpu" else torch.bfloat16
+    if device == "cpu":
+        return torch.float32
+    has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.bfloat16 if has_bf16 else torch.float16
 
 
 # --- from the command line ------------------------------------------------------------------------

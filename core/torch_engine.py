@@ -12,7 +12,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 
 import loss
 from core.attention import masks, most_positions, padded, recurrent
-from core.engine import Decoding, Engine
+from core.engine import Decoding, Engine, NoEngine
 from core.model import head_of
 from core.rollouts import Request, Rollout, SharedParameters
 
@@ -159,8 +159,14 @@ class TorchEngine(Engine):
             cumulative_nV = logprobs_nV.double().exp().cumsum(-1)
             total_n1 = cumulative_nV[:, -1:]  # 1, up to rounding
             tokens_n1 = torch.searchsorted(cumulative_nV, noise_n1 * total_n1, right=True)
-        logprobs_n1 = logprobs_nV.gather(-1, tokens_n1)
-        return tokens_n1[:, 0].cpu().numpy(), logprobs_n1[:, 0].cpu().numpy()
+            tokens_n1.clamp_(max=logits_nV.shape[1] - 1)  # beyond it in NaN
+        logprobs_n = logprobs_nV.gather(-1, tokens_n1)[:, 0].cpu().numpy()
+        if not np.isfinite(logprobs_n).all():
+            raise NoEngine(
+                "the model's log-probabilities are not finite. If they have overflowed in float16,"
+                " --dtype float32 has room for them"
+            )
+        return tokens_n1[:, 0].cpu().numpy(), logprobs_n
 
     def _admit(self) -> None:
         """Give free slots to waiting requests, if a sixteenth of the slots is free: a forward over

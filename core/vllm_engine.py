@@ -155,6 +155,7 @@ def make_llm_engine(settings: EngineSettings, prompt_tokens: int):
     _set_environment(on_cpu, settings.threads)
     block_size = 32 if on_cpu else 16
     tokens_of_a_slot = 1 + block_size + len(decoding.phrase)
+    low = "float16" if settings.dtype == torch.float16 else "bfloat16"
     try:
         from vllm import EngineArgs, LLMEngine
 
@@ -170,7 +171,7 @@ def make_llm_engine(settings: EngineSettings, prompt_tokens: int):
             # The head is computed as by loss.head_logits, from a weight and in a dtype of its own.
             hf_overrides={
                 "tie_word_embeddings": False,
-                "head_dtype": "float32" if decoding.fp32_logits else "bfloat16",
+                "head_dtype": "float32" if decoding.fp32_logits else low,
             },
             dtype=settings.dtype,
             tensor_parallel_size=len(settings.devices),

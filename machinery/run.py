@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 import loss
 from core import lora
 from core.attention import attention_on_gpu, recurrent
-from core.check import refuse_wrong_logprobs
+from core.check import refuse_overflow, refuse_wrong_logprobs
 from core.engine import EngineSettings, engine_settings
 from core.feed import Feed, Prompts
 from core.generators import GeneratorFailed
@@ -62,7 +62,7 @@ from machinery.folder import (
 from machinery.measures import Compute, Totals, attention_widths, matmul_parameters
 from machinery.ranks import RankSilent, Stop, from_rank_0, rank_and_ranks
 from machinery.record import Record, fall
-from machinery.trainer import Start, gather, numerics_mismatch
+from machinery.trainer import LossScale, Start, gather, numerics_mismatch
 
 # Trainer and generator compare log-probabilities of at most so many completions of a validation.
 COMPARED = 64
@@ -165,6 +165,8 @@ def ready_to_train(asked: Settings, sources: list[Source], place: Place) -> Read
     engines = [engine_settings(settings, each, first, prompts.decoding) for each in generators]
     over_slots = engines[0].engine == "torch"
     refuse_wrong_logprobs(model, asked.model, over_slots, settings.share_prompts)
+    if engines[0].dtype == torch.float16:
+        refuse_overflow(model)
     return Ready(model, path, weights, prompts, settings, engines)
 
 
@@ -314,14 +316,16 @@ class Run:
         if self.record:
             self.record.log_validation(version, self.held_out, mismatch)
 
-    def save(self, version: int, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
+    def save(
+        self, version: int, policy: Policy, optimizer: torch.optim.Optimizer, scale: LossScale
+    ) -> None:
         """Write a checkpoint of this version, whose files do not depend on the number of ranks.
         Parameters and moments come from all ranks. OSError if it cannot be written; all earlier
         ones are still there then."""
         parameters, adapters, moments = gather(policy, optimizer)
         if not self.record:
             return
-        state = {"step": version, "weights": self.start.weights}
+        state = {"step": version, "weights": self.start.weights, "loss_scale": vars(scale)}
         state |= self.feed.state() | self.record.state()
         with whole_folder(self.folder / "checkpoints" / f"step-{version:06d}") as checkpoint:
             policy.model.save_pretrained(checkpoint / "model", state_dict=parameters)

@@ -4,6 +4,7 @@ through FSDP2. On a GPU it is tried first what fits."""
 import dataclasses
 import functools
 import gc
+import json
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -201,6 +202,38 @@ def try_largest_step(
     logprobs_BT.sum().backward()
     optimizer.zero_grad()
     optimizer.state.clear()
+
+
+# --- float16 --------------------------------------------------------------------------------------
+
+
+FIRST_SCALE = 2.0**16
+
+
+@dataclass
+class LossScale:
+    """What the loss is multiplied with, and its gradients are divided by: in float16 small ones
+    would be 0 (Micikevicius et al. 2018). It is 1 in other dtypes."""
+
+    factor: float = 1.0
+    finite_steps: int = 0  # since it has changed
+
+    def adapt(self, finite: bool) -> None:
+        """After a step: half of it if the gradient has overflowed, twice as much after 1,000 steps
+        without."""
+        self.finite_steps = (self.finite_steps + 1) % 1000 if finite else 0
+        if not finite:
+            self.factor = max(1.0, self.factor / 2)
+        elif self.finite_steps == 0:
+            self.factor *= 2
+
+
+def loss_scale(settings: Settings, device: torch.device, checkpoint: Path | None) -> LossScale:
+    """The scale that a run begins with, or that it had at a checkpoint."""
+    if trunk_dtype(settings, device.type) != torch.float16:
+        return LossScale()
+    stored = json.loads((checkpoint / "state.json").read_text()) if checkpoint else {}
+    return LossScale(**stored.get("loss_scale", {"factor": FIRST_SCALE}))
 
 
 # --- what is measured -----------------------------------------------------------------------------

@@ -362,7 +362,9 @@ def test_vllm_is_taken_for_gpus_if_it_is_installed_and_it_alone_splits_a_model(m
 @pytest.mark.parametrize("asked, free, share", [(None, 80, 0.9), (None, 40, 0.45), (0.7, 40, 0.7)])
 def test_on_a_gpu_vllm_sizes_its_own_cache(monkeypatch, asked, free, share):
     """By its share of the memory, or by what is free beside a trainer; sequences are bounded by
-    --slots alone."""
+    --slots alone. A GPU without bf16 computes in fp16."""
+    has_bf16 = free == 80
+    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation: has_bf16)
     arguments = Mock(side_effect=ValueError)
     monkeypatch.setattr("vllm.EngineArgs", arguments)
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (free, 80))
@@ -374,7 +376,9 @@ def test_on_a_gpu_vllm_sizes_its_own_cache(monkeypatch, asked, free, share):
     given = arguments.call_args.kwargs
     assert given["gpu_memory_utilization"] == share
     assert given["max_num_seqs"] == 77 and given["kv_cache_memory_bytes"] is None
-    assert not given["enforce_eager"] and given["dtype"] == torch.bfloat16
+    assert not given["enforce_eager"] and given["dtype"] == (
+        torch.bfloat16 if has_bf16 else torch.float16
+    )
     assert given["attention_backend"] == "TRITON_ATTN"
 
 

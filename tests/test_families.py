@@ -15,8 +15,8 @@ from steps import CPU, policy_of, run_train
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from core.attention import attention_on_gpu, padded, recurrent
-from core.check import refuse_wrong_logprobs
-from core.engine import sample_all
+from core.check import refuse_overflow, refuse_wrong_logprobs
+from core.engine import NoEngine, sample_all
 from core.lora import merged
 from core.model import load_model, put_on_device
 from core.policy import Policy, micro_batches
@@ -170,6 +170,19 @@ def test_six_tokens_try_a_window_of_any_size_which_is_as_before_then(monkeypatch
         refuse_wrong_logprobs(model, "M", *wanted)
     assert model.config.sliding_window == 100
     assert model.config._attn_implementation == "grouped"
+
+
+@pytest.mark.parametrize("family", ["gemma3_text", "granite"])
+def test_activations_that_float16_has_no_room_for_are_refused(family):
+    """And sampled from, if training has made them so large, they are a sentence too."""
+    model = random_model(family)
+    refuse_overflow(model)
+    model.get_decoder().layers[1].mlp.down_proj.weight.data *= 1e5
+    with pytest.raises(ValueError, match="^--dtype float16: .* 65,504, .* take --dtype float32$"):
+        refuse_overflow(model)
+    put_on_device(model, CPU, torch.float16, True)
+    with pytest.raises(NoEngine, match="overflowed in float16, --dtype float32"):
+        sample_all(TorchEngine(model, decoding(), slots=1), [Request(0, 0, [6, 7], 3, (0,))])
 
 
 def test_kernels_that_a_cpu_does_not_run_are_named(monkeypatch):

@@ -109,6 +109,7 @@ def answer_for_cuda(gpus: int) -> None:
     nothing += " set_per_process_memory_fraction"
     # Each a function of its own, as torch.compile's tables want it.
     answers |= {name: lambda *_: 0 for name in nothing.split()}
+    answers["is_bf16_supported"] = lambda including_emulation: "PRETENDED_T4" not in os.environ
     vars(torch.cuda).update(answers)
     torch.accelerator.current_stream = Stub  # FSDP asks it for a part that is frozen
 
