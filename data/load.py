@@ -65,9 +65,10 @@ LIKELY_COLUMNS = {  # guessed in this order
 }
 # What stands in a cell without a value, as text and in lower case.
 EMPTY = "|[]|{}|nan|none|null|n/a|#n/a|<na>|?".split("|")
-# Of a chat template; messages as a text that is not JSON; or an image.
-TEMPLATE = r"""(?x) <image> | <[|｜][^\s|｜]+[|｜]> | <start_of_turn> | \[INST\] | \nAssistant:
-    | (?: \#{3}[ ]Response: | <think> ) \s* $ | ^\[\{'\w+':[ ]'"""
+# Of a chat template; messages as a text that is not JSON; or an image. Each begins with a sign that
+# is found fast, and looks back where it must stand at the start.
+TEMPLATE = r"""(?xs) <image> | <[|｜][^\s|｜]+[|｜]> | <start_of_turn> | \[INST\] | \nAssistant:
+    | \#{3}[ ]Response:\s*$ | <think>\s*$ | \[(?<!.\[)\{'\w+':[ ]'"""
 # Instructions of DAPO, verl and others that data sets have in their problems: our own takes their
 # place.
 INSTRUCTIONS = r"""(?xis) ^ solve[ ]the[ ]following[ ]math[ ]problem[ ]step[ ]by[ ]step\.[ ]the

@@ -341,7 +341,7 @@ def test_no_command_evaluates_on_what_another_one_trains_on(tmp_path, squares):
     write(tmp_path / "parts" / "valid.jsonl", unanswered)
     apart, file = write(tmp_path / "apart.csv", made[:40]), write(tmp_path / "all.csv", made)
     names = [file, str(tmp_path / "parts"), f"{file},validation={apart}", "squares", "arithmetic"]
-    names += ["gym:tower_of_hanoi", "gym:prime_factorization,max_value=300", "gym:products"]
+    names += ["gym:prime_factorization,max_value=300", "gym:products"]
     rng = random.Random(0)
 
     def texts(problems: list[Problem]) -> set[str]:
@@ -351,7 +351,7 @@ def test_no_command_evaluates_on_what_another_one_trains_on(tmp_path, squares):
     for name in names:
         head, comma, options = name.partition(",")
         trained, held_out = set(), set()
-        for _ in range(6):
+        for _ in range(4):
             wanted = "answer" if name == "arithmetic" else rng.choice(["answer", "solution"])
             instruction = rng.choice([None, "", "Think.", "Reply in one line."])
             number, train = rng.choice([1, 20, 64, 128, 400]), rng.choice([40, 300])
