@@ -30,10 +30,10 @@ def records_in(log: Path, notes: list[str]) -> list[dict]:
     """
     if log.is_dir() or "tfevents" in log.name:
         return event_records(log)
-    text = re.sub(r"(?m)^#.*\n", "", read_text(log)).lstrip("\0\n")
+    text = re.sub(r"(?m)^#.*\n", "", read_text(log)).lstrip("\n")
     if not text.strip():
         raise ValueError("the file is empty: the run has logged nothing yet")
-    if re.match(r"[{\[](?!')", text):  # a console has {'
+    if re.match(r"[\s\0]*[{\[](?!')", text):  # a console has {'
         return json_records(text, notes)
     text = text.replace(" test_score", " val/test_score")  # verl's first validation
     for record, pair in CONSOLES.items():
