@@ -24,6 +24,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from string import ascii_uppercase as LETTERS
 
@@ -295,7 +296,7 @@ def read_source(spec: Spec) -> Source:
         notes.append(f"! other files say train, and not used is {parts[''][0]}")
     places, unknown = [], []
     files = [path for part in HELD_OUT for path in parts[part]]
-    for place, record in (*records_of(files), *records_of(parts["train"], *HELD_OUT)):
+    for place, record in chain(records_of(files), records_of(parts["train"], *HELD_OUT)):
         texts = set()
         for options in ({}, spec.options):  # its columns may have other names
             alone = replace(spec, options=options, wanted="problem")
@@ -303,11 +304,9 @@ def read_source(spec: Spec) -> Source:
                 texts.add(one_spelling(asked(record, choose_columns(alone, record))))
         source.apart |= texts
         (places if texts else unknown).append(place)
-    if spec.name in KNOWN:
-        return source
     if part_of(source.name) in HELD_OUT:
         notes.append("! its name says that it is held out, and all but a tenth is for training")
-    if places:
+    if places and spec.name not in KNOWN:
         notes.append(f"{len(places)} records are held out, as their place says: {places[0]}")
     if unknown:
         notes.append(
