@@ -89,7 +89,7 @@ def main(command: GenerateCommand) -> int:
 def print_completions(command: GenerateCommand) -> None:
     """--prompt: print completions of a text, which is worded as the prompts of --data are."""
     name, has_system = task_of(command.data[0])
-    if has_system and not command.system:
+    if has_system and command.system is None:
         say(f"{command.data[0]} has system prompts, and this prompt has none: --system gives one")
     task = importlib.import_module(name)
     prompt = command.prompt

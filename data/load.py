@@ -48,6 +48,7 @@ KNOWN = {  # short names of data sets of the hub, and the arguments that they st
 # docs/data.md has their meaning
 OPTIONS = "problem choices first passage answer tests solution task subset validation".split()
 OPTIONAL = "choices passage image system tests".split()
+WANTED = {"problem": "", "answer": "answer", "solution": "answer solution"}  # besides
 LIKELY_COLUMNS = {  # guessed in this order
     "problem": "problem question prompt query question_stem messages conversations",
     "choices": "choices options endings",
@@ -445,8 +446,7 @@ def choose_columns(spec: Spec, record: dict) -> dict[str, str]:
     columns, options = {}, spec.options
     names = {re.sub(r"[^\w.]+", "_", name).lower(): name for name in record}
     names |= {name: name for name in record}
-    judged = {"problem": [], "answer": ["answer"], "solution": ["answer", "solution"]}
-    keys = ["problem", *OPTIONAL, *judged[spec.wanted]]
+    keys = ["problem", *OPTIONAL, *WANTED[spec.wanted].split()]
     needed = ["problem", "tests" if options.get("task") == "programming" else spec.wanted]
     if "answer" in options or options.get("task", "programming") != "programming":
         keys.remove("tests")
