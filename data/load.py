@@ -460,7 +460,8 @@ def choose_columns(spec: Spec, record: dict) -> dict[str, str]:
         if present:
             columns[key] = present[0]
         elif key in options or key in needed:
-            raise ValueError(
+            has_empty_tests = key == "answer" and {*LIKELY_COLUMNS["tests"].split()} & {*names}
+            raise (mathematics.NoAnswer if has_empty_tests else ValueError)(
                 f"no column {options.get(key, 'of a usual name')} holds the {key}; the columns are"
                 f" {', '.join(record)}: add ,{key}=COLUMN to the argument of --data"
             )

@@ -110,12 +110,18 @@ def test_a_column_of_tests_makes_programming_problems(tmp_path, monkeypatch):
         tmp_path / "a.parquet",
         [{"problem": "Print 2.", "answer": "", "tests": '[{"input": "1", "output": "2"}]'}],
     )
+    both = {"inputs": ["1"], "outputs": ["2"]}
+    apps = [
+        {"question": i, "input_output": tests} for i, tests in (("Q", json.dumps(both)), ("R", ""))
+    ]
     monkeypatch.setattr(sandbox, "missing", lambda: ["no Landlock: files"])
     (usual,), notes = read(path)
     (fast,), _ = read(path, "Fast.")
     assert usual.task == "data.tasks.programming" and fast.prompt == f"{usual.prompt}\n\nFast."
     assert "no Landlock" in notes[-1]
     assert task_of(path) == (usual.task, False)
+    (problem,), (_, note, *_) = read(write(tmp_path / "apps.jsonl", apps))
+    assert problem.answer == usual.answer and note.startswith("1 records cannot be used")
 
 
 def test_the_task_of_a_data_set_is_told_without_reading_it(tmp_path):
