@@ -76,6 +76,7 @@ y       TensorBoard    value
 y       any            y
 
 y?      any            (?!.*(std|_min|_max|len|format|loss)).*(pass|acc|correct|solve|success).*
+y?      TRL            (eval[_/]|train/)?reward
 y?      any            (?!.*(std|_min|_max|len|format|loss)).*(reward|score|return).*
 kind    any            (kind|type|split|mode|phase|stage)
 label   any            (seed|algorithm|method|recipe|condition|label|variant|model|exp|run)
