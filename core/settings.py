@@ -32,6 +32,65 @@ LONGEST_FOLDER = 70  # bytes: the path of a socket has 107, of which Python's na
 ROOT = Path(__file__).resolve().parent.parent  # the folder of the scripts and of the shipped model
 
 
+# What --defaults sets. Else a setting has the default of its field: `toy`, which suits the
+# arithmetic task on two CPU cores, has no others. `paper` is what the paper trained with (sec. 2,
+# A.3). It does not say steps, clip_gradient, slots, tokens_per_micro_batch, gradient_checkpointing
+# and verifiers: these are ours. `small` is for models of 1M to 600M parameters on one device
+# (docs/data.md): all budgets fit 2,048 positions. `short` is for such models if they answer in a
+# few words, without </think> (docs/real_model.md).
+PRESETS = {
+    "auto": {},
+    "toy": {},
+    "paper": dict(
+        prompt_budget=loss.PROMPT_BUDGET,
+        thinking_budget=loss.THINKING_BUDGET,
+        answer_budget=loss.ANSWER_BUDGET,
+        slots=256,
+        verifiers=8,
+        steps=1000,
+        train_prompts=None,
+        prompts_per_step=48,
+        learning_rate=5e-7,
+        warmup_steps=100,
+        clip_gradient=1.0,
+        validation_every=100,
+        validation_problems=1000,
+        tokens_per_micro_batch=32_768,
+        gradient_checkpointing=True,
+    ),
+    "small": dict(
+        prompt_budget=512,
+        thinking_budget=(768, 1024),
+        answer_budget=256,
+        slots=128,
+        verifiers=2,
+        steps=400,
+        train_prompts=None,
+        prompts_per_step=16,
+        learning_rate=None,
+        clip_gradient=1.0,
+        validation_every=20,
+        validation_problems=64,
+    ),
+    "short": dict(
+        prompt_budget=192,
+        thinking_budget=(24, 24),
+        answer_budget=8,
+        length_control="penalty",
+        asynchrony="pipeline-2",
+        slots=96,
+        steps=60,
+        prompts_per_step=16,
+        learning_rate=None,
+        warmup_steps=5,
+        clip_gradient=1.0,
+        validation_every=6,
+        validation_samples=2,
+        keep_checkpoints=1,
+    ),
+}
+
+
 @dataclass(frozen=True)
 class Sampling:
     """What train.py and generate.py have in common: the model, the data, how completions are
@@ -51,22 +110,14 @@ class Sampling:
         least=0,
     )
 
-    prompt_budget: int = option(
-        16, "tokens, chat template included", paper=loss.PROMPT_BUDGET, small=512, short=192
-    )
+    prompt_budget: int = option(16, "tokens, chat template included")
     thinking_budget: tuple[int, int] = option(
         (54, 58),
         "sampled tokens until thinking is interrupted, drawn from this range",
-        paper=loss.THINKING_BUDGET,
-        small=(768, 1024),
-        short=(24, 24),
     )
     answer_budget: int = option(
         9,
         "sampled tokens after </think> or the interruption",
-        paper=loss.ANSWER_BUDGET,
-        small=256,
-        short=8,
     )
     max_length: int | None = option(
         None, "sampled tokens in all: sets both budgets, and --length-control penalty", least=4
@@ -94,9 +145,6 @@ class Sampling:
     slots: int | None = option(
         512,
         "sequences that a generator decodes at once; on a GPU fewer, if they do not fit",
-        paper=256,
-        small=128,
-        short=96,
     )
     generator_memory: float | None = option(
         None, "share of a GPU that vLLM takes; by default what is free, .9 at most"
@@ -110,7 +158,7 @@ class Sampling:
         " (with more, all become far slower)",
         least=0,
     )
-    verifiers: int = option(1, "processes that judge completions", paper=8, small=2)
+    verifiers: int = option(1, "processes that judge completions")
     verifier_time_limit: float = option(
         30.0,
         "seconds of CPU time for one completion, or four times as many of the clock; then its"
@@ -143,31 +191,27 @@ class Settings(Sampling):
         None, "of the checkpoint to resume from, later ones are removed; None: the newest", least=0
     )
 
-    steps: int = option(160, "optimizer steps", paper=1000, small=400, short=60)
-    train_prompts: int | None = option(
-        4000, "of each source, visited in epochs; None: all", paper=None, small=None
-    )
-    prompts_per_step: int = option(32, "groups in a batch", paper=48, small=16, short=16)
+    steps: int = option(160, "optimizer steps")
+    train_prompts: int | None = option(4000, "of each source, visited in epochs; None: all")
+    prompts_per_step: int = option(32, "groups in a batch")
     completions_per_prompt: int = option(16, "size of a group", least=2)
-    learning_rate: float | None = option(
-        2e-4, "None: .075 / sqrt(parameters)", paper=5e-7, small=None, short=None
-    )
-    warmup_steps: int = option(10, "linear", paper=100, short=5, least=0)
+    learning_rate: float | None = option(2e-4, "None: .075 / sqrt(parameters)")
+    warmup_steps: int = option(10, "linear", least=0)
     adam_betas: tuple[float, float] = (0.9, 0.95)
     adam_eps: float = option(1e-15, "tiny, so that small gradients are not swallowed (A.3)")
     weight_decay: float = option(0.01, least=0)
-    clip_gradient: float = option(0.3, "norm", paper=1.0, small=1.0, short=1.0)
+    clip_gradient: float = option(0.3, "norm")
 
-    validation_every: int = option(8, "steps", paper=100, small=20, short=6)
-    validation_problems: int = option(128, "held out, the same each time", paper=1000, small=64)
-    validation_samples: int = option(16, "completions of each: the pass rate is mean@this", short=2)
+    validation_every: int = option(8, "steps")
+    validation_problems: int = option(128, "held out, the same each time")
+    validation_samples: int = option(16, "completions of each: the pass rate is mean@this")
     stop_when_gain_below: float = option(
         0.0,
         "end when twice the compute would gain less pass rate, by its forecast; 0: never",
         least=0,
     )
     checkpoint_every: int = option(20, "steps; also at the end, and on a signal")
-    keep_checkpoints: int = option(2, "the newest, and the one of the best validation", short=1)
+    keep_checkpoints: int = option(2, "the newest, and the one of the best validation")
     track: Literal["tensorboard", "wandb", "trackio"] | None = option(
         None, "a tracker, if installed, gets what the log gets"
     )
@@ -197,7 +241,6 @@ class Settings(Sampling):
     tokens_per_micro_batch: int | None = option(
         4096,
         "in a forward, padding included; on a GPU 32768, or fewer if they do not fit",
-        paper=32_768,
     )
     share_prompts: bool = option(
         True, "the trainer computes a prompt once in a micro-batch that holds some sequences"
@@ -205,7 +248,6 @@ class Settings(Sampling):
     gradient_checkpointing: bool | None = option(
         False,
         "layers are computed again in the backward: less memory; on a GPU only if it is needed",
-        paper=True,
     )
     lora_rank: int = option(
         0,
@@ -245,17 +287,6 @@ class GenerateCommand(Sampling):
         " are 0 if no run has made the model; LOG.problems.jsonl gets those of each problem",
     )
 
-
-# What --defaults sets. `toy` suits the arithmetic task on two CPU cores. `paper` is what the paper
-# trained with (sec. 2, A.3). It does not say steps, clip_gradient, slots, tokens_per_micro_batch,
-# gradient_checkpointing and verifiers: these are ours. `small` is for models of 1M to 600M
-# parameters on one device (docs/data.md): all budgets fit 2,048 positions. `short` is for such
-# models if they answer in a few words, without </think> (docs/real_model.md).
-PRESETS = {
-    name: {part.name: part.metadata[name] for part in fields(Settings) if name in part.metadata}
-    for name in ("auto", "toy", "paper", "small", "short")
-}
-PRESETS["short"] |= {"asynchrony": "pipeline-2", "length_control": "penalty"}  # of the recipe
 
 # On a GPU a preset has none of these, and a run tries what fits (machinery/trainer.py).
 BY_MEMORY = ("slots", "gradient_checkpointing", "tokens_per_micro_batch")
@@ -355,7 +386,7 @@ def trunk_dtype(settings: Sampling, device: str) -> torch.dtype:
 def parse(arguments: list[str], kind: type = Settings, description: str | None = None):
     """The settings, of type `kind`, that the flags say. `--help` prints the help and exits.
     ValueError, in one sentence, for flags and values that are impossible."""
-    settings = read_flags(kind, arguments, starting_values, description)
+    settings = read_flags(kind, arguments, starting_values, description, presets=PRESETS)
     if kind is Settings and settings.resume:
         settings = resumed(read_settings(settings.resume), settings)
     refuse_impossible(settings)
@@ -392,17 +423,17 @@ def starting_values(chosen: Sampling) -> dict:
     if defaults == "auto":
         tasks = {parse_spec(argument).task for argument in chosen.data}
         defaults = "toy" if tasks == {"arithmetic"} else "short" if tasks == {"gym"} else "paper"
-    values = PRESETS[defaults] | {"defaults": defaults} | of_length  # config.json says which
-    if torch.cuda.device_count():
-        values |= dict.fromkeys(BY_MEMORY)
+    preset = PRESETS[defaults] | {"defaults": defaults}  # config.json says which
+    by_memory = dict.fromkeys(BY_MEMORY if torch.cuda.device_count() else ())
+    recipe = Recipe()
     if is_run:
-        recipe = loss.RECIPES[chosen.recipe.recipe]
-        if chosen.recipe.leave_out:
-            recipe = loss.leave_one_out(chosen.recipe.leave_out)
-        values |= vars(recipe).items() - vars(Recipe()).items()
-        rate = values.get("learning_rate", Settings.learning_rate)
-        if chosen.lora_rank and rate:
-            values["learning_rate"] = float(f"{rate_factor(chosen.lora_rank, defaults) * rate:.6g}")
+        recipe, axis = loss.RECIPES[chosen.recipe.recipe], chosen.recipe.leave_out
+        recipe = loss.leave_one_out(axis) if axis else recipe
+    of_recipe = dict(vars(recipe).items() - vars(Recipe()).items())
+    values = preset | of_length | by_memory | of_recipe  # and then the flags, in `read_flags`
+    rate = values.get("learning_rate", Settings.learning_rate)
+    if is_run and chosen.lora_rank and rate:
+        values["learning_rate"] = float(f"{rate_factor(chosen.lora_rank, defaults) * rate:.6g}")
     return values
 
 

@@ -17,9 +17,8 @@ TYPE_NAMES = {str: "TEXT", int: "N", float: "X", Path: "PATH"}  # as the help sh
 
 
 def option(default=dataclasses.MISSING, help: str = "", **others):
-    """A field of a dataclass whose fields are flags. help: what --help says of it. others: its
-    values under other names than "default", such as those of a preset, which the help shows too;
-    `names`, a function that returns the table of its values; and `least`, its least value."""
+    """A field of a dataclass whose fields are flags. help: what --help says of it. others: `names`,
+    a function that returns the table of its values; and `least`, its least value."""
     return dataclasses.field(default=default, metadata={"help": help, **others})
 
 
@@ -29,18 +28,20 @@ def read_flags(
     starting_values: Callable | None = None,
     description: str | None = None,
     others: bool = False,
+    presets: dict[str, dict] | None = None,
 ):
     """An instance of the dataclass `kind` with the values that the flags give. If a field is a
     dataclass itself, its fields are flags too. A field without a default takes the arguments that
     are no flags, wherever they stand.
 
     starting_values: a function that returns values of other fields, by name, for the instance with
-    the values of the flags and the defaults of the fields. With `others`, returns a pair: the
+    the values of the flags and the defaults of the fields. presets: values of some fields by the
+    name of a preset, for the help. With `others`, returns a pair: the
     instance, and the arguments that `kind` has no flag for. ValueError, in one sentence with the
     valid values or the nearest flag, if there is no such flag or value. `--help` prints the help,
     with the defaults that follow from the other flags, and exits.
     """
-    parser = _parser(kind, description, {})
+    parser = _parser(kind, description)
     texts = [text for text in arguments if text not in HELP]
     namespace, unknown = parser.parse_known_intermixed_args(texts)
     if unknown and not others:
@@ -51,7 +52,7 @@ def read_flags(
     given = vars(namespace)
     values = starting_values(fill(kind, given)) if starting_values else {}
     if len(texts) < len(arguments):
-        _parser(kind, description, values).print_help()
+        _parser(kind, description, values, presets).print_help()
         sys.exit(0)
     options = fill(kind, values | given)
     return (options, unknown) if others else options
@@ -79,7 +80,9 @@ def flag(field: str) -> str:
 # --- How it is done -------------------------------------------------------------------------------
 
 
-def _parser(kind: type, description: str | None, values: dict) -> argparse.ArgumentParser:
+def _parser(
+    kind: type, description: str | None, values: dict | None = None, presets: dict | None = None
+) -> argparse.ArgumentParser:
     """values: the defaults that the help shows; of the other fields it shows those of the field."""
     parser = argparse.ArgumentParser(
         description=description,
@@ -88,7 +91,7 @@ def _parser(kind: type, description: str | None, values: dict) -> argparse.Argum
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.error = _raise
-    _add_fields(parser, kind, values)
+    _add_fields(parser, kind, values or {}, presets or {})
     module = sys.modules["__main__"].__spec__  # of python -m; a script has none
     parser.usage = f"{'python -m ' + module.name if module else parser.prog} [FLAG ...]"
     return parser
@@ -98,12 +101,12 @@ def _raise(message: str):
     raise ValueError(message.removeprefix("argument "))
 
 
-def _add_fields(parser: argparse.ArgumentParser, kind: type, values: dict) -> None:
+def _add_fields(parser: argparse.ArgumentParser, kind: type, values: dict, presets: dict) -> None:
     """Add the fields of a dataclass, under its name."""
     group = parser.add_argument_group(kind.__name__)
     for field in dataclasses.fields(kind):
         if dataclasses.is_dataclass(field.type):
-            _add_fields(parser, field.type, values)
+            _add_fields(parser, field.type, values, presets)
             continue
         metadata, value = field.metadata, values.get(field.name, field.default)
         members = [*metadata["names"]()] if "names" in metadata else _members(field.type)
@@ -120,10 +123,10 @@ def _add_fields(parser: argparse.ArgumentParser, kind: type, values: dict) -> No
             )
             continue
 
-        # The help ends with the default.
-        for name, other in metadata.items():
-            if name not in ("help", "names", "least"):
-                help += f"; {name}: {_in_words(other)}"
+        # The help ends with the values of presets and the default.
+        for name, preset in presets.items():
+            if field.name in preset:
+                help += f"; {name}: {_in_words(preset[field.name])}"
         if value not in (None, ()):
             help += f" (default: {_in_words(value)})"
         if field.type is bool:
