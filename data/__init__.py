@@ -17,8 +17,7 @@ first:
 These are the tasks:
 
     arithmetic   makes its own problems: additions, the default of train.py
-    mathematics  a final answer in \\boxed{}, for records of files; expressions.py
-                 reads it
+    mathematics  a final answer in \\boxed{}, for records of files
     gym          makes problems of reasoning-gym, a package with a hundred families and their
                  verifiers
     programming  a program that must pass tests, for records of files; sandbox.py runs it

@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Iterator
 
 from data import Problem, after_thinking, is_held_out, one_spelling, sandbox
-from data.expressions import FAULTS, close, read, value
+from data.tasks.mathematics import FAULTS, compute, tree_of
 
 AT_ONCE = 1000  # problems in a data set of the package; in some families it decides which they are
 MOST_IN_VAIN = 1000  # problems in a row without a new one, after which a family has no more
@@ -118,7 +118,7 @@ SUM = r"([\s(-]*[0-9]{1,9}[\s)]*([+\-*/]|$))*"
 
 def makes_the_target(text: str, entry: dict) -> bool:
     """Whether the text is a sum of the given numbers, each used once, with + - * / and brackets,
-    whose value is the target, in 300 digits. The package takes 6+6+6+6 for any numbers, and 24.3
+    whose value is the target, exactly. The package takes 6+6+6+6 for any numbers, and 24.3
     for 24, and it runs the text."""
     if not re.fullmatch(SUM, text):
         return False
@@ -127,7 +127,7 @@ def makes_the_target(text: str, entry: dict) -> bool:
     if numbers != sorted(metadata["numbers"]):
         return False
     try:
-        return close(value(read(text), {}), metadata.get("target", 24))
+        return compute(tree_of(text), {}, set()) == metadata.get("target", 24)
     except FAULTS:
         return False
 

@@ -1,56 +1,34 @@
 r"""Mathematics with a final answer in \boxed{}: right is the wanted answer, written in any accepted
 way.
 
-What counts is the last box after the last `</think>`. Several answers are wrong if one is wanted. A
-number may be written as people do: in digits, as a fraction, a mixed number, a percentage, with a
-power of ten. Beyond that an answer may use the operations that the wanted one uses: 5! is wrong for
-120, since it is a task that evaluates to the answer. Numbers are compared exactly, expressions in
-300 digits and at random points. What cannot be read, or is too large, is wrong. expressions.py
-gives an answer one spelling, and reads it.
+What counts is the last box after the last `</think>`. Its content gets one spelling. It is taken
+apart into a list, a tuple or an interval, their items, and the name of an item (x = 5). Then one
+item is compared with one item:
+
+    a number wants a number: 120 may be written as 120.0, but not as 5!, which is a task;
+    an expression wants one with the same values at points, by no steps that it does not take;
+    all else is text.
+
+Nothing is rounded or converted. What cannot be read, or is too large to compute, is text.
 """
 
+import contextlib
+import operator
+import random
 import re
 import unicodedata
+from collections import Counter
+from fractions import Fraction
+from functools import lru_cache
+from itertools import accumulate, pairwise
+
+import mpmath
 
 from data import Problem, after_thinking
-from data.expressions import (
-    ARITHMETIC,
-    BRACKETS,
-    FAULTS,
-    HIGHEST,
-    LOWEST,
-    UNIT,
-    Tree,
-    as_choice,
-    as_words,
-    cleaned,
-    close,
-    form,
-    is_task,
-    items_of,
-    letters,
-    number,
-    one_unit,
-    operations,
-    read,
-    table,
-    values_at_points,
-)
 
 INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
-LONGEST_ANSWER = 1000  # characters after NFKC; what is longer is only compared as text
 LONGEST_TEXT = 200_000  # characters; what stands before them is not read
-
-SPACES = r" (?!\w)|(?<!\w) "  # but not those between words
-# The name of a value and its =. A lone letter is none here: `meaning` needs to know it.
-NAMES = r"""(?xi) ^
-    (?= [^=]*? [a-zα-ω] [^=]*? ( [a-zα-ω|(] | {-1 ) )   # two letters, |z|, f(3) or f^{-1}
-    (?: [^\d=<>,(]                    # letters and signs,
-      | (?<! [+-] ) \( [^()=<>]* \)   # brackets, but no task such as 3-(x+1)
-      | [_^{] -?\d+                   # digits of an index
-    )* ="""
-# Spaces, brackets, fractions, words and .0
-NO_LETTERS = r'(?x) "[^"]*" | \.0+\b | \\frac | [\s(){}[\]/*]'
+LONGEST_ANSWER = 1000  # characters after NFKC; a longer one must be the wanted text itself
 
 # What a worked solution says before its answer, and what ends the answer.
 SAYS_ANSWER = r"""(?xi) \#{4} (?= \s* [^\w\s]* \d | [^\n]* \s* \Z )      # not the heading of a step
@@ -62,52 +40,12 @@ ENDS_ANSWER = r"""(?x) (?<! \b[A-Z] ) (?<! \b[A-Z][a-z] ) (?<! \bMrs ) \. (?= \s
     | </answer> | 。"""
 # A sentence: four words and a full stop, or two words and one of these; or what stands for none; a
 # box that does not close; or a program.
-PROSE = r"""(?xis) ^ (?: (?= .* \b(?:is|are|was|were|has|have|we|it|he|she|they)\b )
+SENTENCE = r"""(?xis) ^ (?: (?= .* \b(?:is|are|was|were|has|have|we|it|he|she|they)\b )
     (?: .*? \b[^\W\d_]{2,}\b ){2} | (?= .* [.!?] \s* $ ) (?: .*? \b[^\W\d_]{2,}\b ){4}
     | \s* (?: proof | not[ ]?found ) \s* $ | .* (?: \\boxed | ``` | \#{4} )
     | (?: def | import )[ ] | (?: therefore | hence | thus )\b )"""
-
-# Behind the letter of a choice: another letter, or a word that takes it back.
-HEDGED = r"""(?x) (?<![A-Za-z\\]) [A-Z] (?![A-Za-z])
-    | \b(?: not | nor | neither | wrong | incorrect )\b"""
-# What stands between the formulas of a problem.
-BETWEEN = r"""(?x)
-    \$+ | \\[()\[\]]                                      # dollars, \( and \[
-    | \\\\(?![a-zA-Z]) | [&\n]                            # the ends of rows, cells and lines
-    | \\(?: begin | end | text[a-z]* ) [ ]? (?: \{[^}]*\} ){1,2}
-    | [.:?!] (?= [\s$] | $ )                              # the ends of sentences
-    | [,;]
-    # words, if dollars are left out
-    | (?<! [\\\w^{}(*/+-] ) (?! or\b | and\b )
-      [a-zA-Z]{2,} (?: [ ]an? (?=[ ]) )? (?! [\w^{}(*/+-] )"""
-# Problems that ask for a form name it, or say what is to be done with a formula.
-ASKS_FOR_FORM = r"""(?x) \b(?:
-    [Ss]implif(?:y|ied) | simplest | lowest[ ]terms | Reduce | Expand | [Rr]ationali[sz]e
-    | Factor | [Ff]actor(?: ed | i[sz](?:e|ation) | [ ](?: completely | fully | the ) )
-    | (?: (?:[Rr]e)?[Ww]rite | [Ee]xpress | [Cc]onvert | [Cc]hange | [Rr]ound ) [ ] (?:
-        with[ ]one                                     # with one logarithm
-        | (?: the[ ][a-z]+[ ] )? [$\\(.\d-] .{,60}? [ ](?: as | in(?![ ]terms) | into | to | with )
-    ) )\b"""
 # A box, and the brace that opens it or else its content; or another brace.
 BOXES = r"(?sx) \\\\?(?:boxed|fbox) \s* ( \{ | [^\s${}]* ) | \\. | [{}]"
-# The base that a problem names
-BASE = r"(?x) (?: \bbase [\s$-]* | \b (?=binary|octal|hexadecimal) ) (\w+)"
-BASES = table(
-    """
-    2  two binary
-    3  three
-    4  four
-    5  five
-    6  six
-    7  seven
-    8  eight octal
-    9  nine
-    10 ten
-    16 hexadecimal
-"""
-)
-HUNDRED = number(100)
-INTERVAL = {"<": "()", r"\le": "[]"}  # the brackets of an interval by the signs at its ends
 
 
 class NoAnswer(ValueError):
@@ -129,30 +67,24 @@ def problem(text: str, answer: str, instruction: str | None = None) -> Problem:
     empty answer."""
     answer = after_thinking(answer).strip() or answer
     boxed, (*before, last) = last_boxed(answer), re.split(SAYS_ANSWER, answer)
-    says = before and last_boxed(last) is None
-    sentence = answer  # if it is one, no reply repeats it
-    if says and (boxed is None or re.search(r"####[^\n]*\s*$", answer)):
-        answer = re.split(ENDS_ANSWER, last.strip())[0].strip(" *")
-        sentence = f"{answer}."
-    elif boxed is not None:
-        answer, sentence = boxed, ""
-    if not answer.strip():
+    said, sentence = (answer, answer) if boxed is None else (boxed, "")
+    if before and last_boxed(last) is None and (boxed is None or re.search(r"####.*\s*$", answer)):
+        said = re.split(ENDS_ANSWER, last.strip())[0].strip(" *")
+        sentence = f"{said}."
+    if not said.strip():
         raise ValueError("the answer is empty")
-    if len(answer) > LONGEST_ANSWER or re.search(PROSE, sentence):
+    if len(said) > LONGEST_ANSWER or re.search(SENTENCE, sentence):
         raise NoAnswer(
-            f"the answer {answer!r:.60} is a long text or a sentence, without ####, `The answer is`"
+            f"the answer {said!r:.60} is a long text or a sentence, without ####, `The answer is`"
             " or a \\boxed{} that closes, and no reply repeats it"
         )
-    return Problem(worded(text, instruction), answer.strip(), task="data.tasks.mathematics")
+    return Problem(worded(text, instruction), said.strip(), task="data.tasks.mathematics")
 
 
 def score(problem: Problem, completion: str) -> bool:
-    """Whether the last box after the thinking holds the answer, and not a task that evaluates to
-    it."""
+    """Whether the last box after the thinking holds the answer."""
     answer = last_boxed(after_thinking(completion)[-LONGEST_TEXT:])
-    if answer is None or not equal(problem.answer, answer, problem.prompt):
-        return False
-    return not undone(problem, answer)
+    return answer is not None and equal(problem.answer, answer, problem.prompt)
 
 
 def last_boxed(text: str) -> str | None:
@@ -176,264 +108,500 @@ def last_boxed(text: str) -> str | None:
     return content
 
 
-# --- whether the answer is worked out -------------------------------------------------------------
+# --- one spelling ---------------------------------------------------------------------------------
 
 
-def undone(problem: Problem, answer: str) -> bool:
-    """Whether a right answer is still a task. This depends on the form of the wanted answer: a
-    reduced fraction wants none that reduces, and an expanded sum wants no product of sums or roots.
-    A problem that asks for a form gets no other. A formula of the problem is no answer."""
-    try:
-        (wanted, _), (given, _) = meanings(as_choice(problem.answer)[1], as_choice(answer)[1])
-    except FAULTS:  # words
-        return False
-    is_bare, asked = "=" not in answer, problem.prompt
-    same_form = form(given) == form(wanted)
-    if same_form and (is_bare or "=" in problem.answer):
-        return False
-    in_other_form = not same_form and re.search(ASKS_FOR_FORM, asked)
-    is_unsolved = given.kind == "relation" != wanted.kind and re.search("[Ss]olve|subject", asked)
-    if in_other_form or is_unsolved or is_task(given) and not is_task(wanted):
-        return True
-    return not (is_bare and given.kind == "number") and copied(answer, asked)
+def table(text: str) -> dict[str, str]:
+    """For each word of a table the first word of its line. ␣ stands for a space."""
+    rows = map(str.split, text.splitlines())
+    return {word: words[0].replace("␣", " ") for words in rows for word in words}
 
 
-def copied(answer: str, text: str) -> bool:
-    """Whether a formula of a text is the answer, or an equation of it a part of the answer. The
-    order of sides and terms does not count."""
-    given = sides(answer)
-    formulas = re.split(BETWEEN, text)
-    return any(
-        sides(formula) <= given if "=" in formula else sides(formula) == given
-        for formula in formulas
-    )
+# Units are in the singular. A set, a matrix, ≤ and ≥ get signs of their own.
+SPELLING_OF = table(
+    r"""
+    -          − – — ‒ ﹣ \setminus
+    *          \times \cdot \ast × · ⋅ ∙ • ∗
+    /          ∕ ÷ \div
+    ±          \pm
+    =          \approx ≈ ≃
+    <          \lt
+    >          \gt
+    ≤          <= \le \leq \leqslant ⩽
+    ≥          >= \ge \geq \geqslant ⩾
+    ≠          != \ne \neq
+    ∈          \in
+    ∪          \cup
+    ,          ; \lor \vee
+    :          \colon
+    ∞          \infty \infinity
+    (          \langle ⟨ 〈
+    )          \rangle ⟩ 〉
+    «          \{ \lbrace
+    »          \} \rbrace
+    |          \lvert \rvert \vert \mid
+    '          ’ ‘ ′ \prime
+    \frac␣     \dfrac \tfrac \cfrac \nicefrac \sfrac
+    \sqrt␣     √
+    \binom␣    \dbinom \tbinom
+    ∅          \emptyset \varnothing
+    ℝ          \reals
+    …          \ldots \dots \cdots
+    \phi␣      \varphi
+    \epsilon␣  \varepsilon ε
+    \pi␣       π
+    \alpha␣    α
+    \beta␣     β
+    \gamma␣    γ
+    \theta␣    θ
+    \lambda␣   λ
+    \mu␣       μ
+    \rho␣      ρ
+    \sigma␣    σ
+    \omega␣    ω
+    ␣deg␣      ° \degree \circ degree degrees
+    %          \% percent percentage pct
+    ¤          \$ dollar dollars usd
+    €          euro euros eur
+    ¢          cent cents
+    mm         millimeter millimeters millimetre millimetres
+    cm         centimeter centimeters centimetre centimetres
+    m          meter meters metre metres
+    km         kilometer kilometers kilometre kilometres
+    in         inch inches
+    ft         foot feet
+    yd         yard yards
+    mi         mile miles
+    mi/h       mph
+    g          gram grams
+    kg         kilogram kilograms
+    lb         pound pounds lbs
+    oz         ounce ounces
+    ml         milliliter milliliters
+    l          liter liters litre litres
+    gal        gallon gallons
+    s          sec second seconds
+    min        minute minutes
+    h          hr hour hours
+    day        days
+    week       weeks
+    month      months
+    year       years yr
+    rad        radian radians
+    /          per
+    ␣          \, \: \; \> \( \) \[ \] \quad \qquad \thinspace unit units
+"""
+)
 
 
-def sides(formula: str) -> set[str]:
-    """The sides and terms of a formula in letters and digits."""
-    return set(re.split("[=+]", re.sub(NO_LETTERS, "", cleaned(formula))))
+def rules(text: str) -> list[list[str]]:
+    """The rows of a table: a pattern, what is written instead, and an example. ␣ is a space, ν a
+    letter or a command, and τ what stands beside signs."""
+    text = text.replace("␣", " ").replace("ν", r"([a-zA-Z](?:_\w)?|\\[a-z]+)")
+    text = text.replace("τ", "(?<![^<>≤≥∪,=])([^<>≤≥∪,=]+)")
+    return [row.split(" → ")[:2] for row in text.split("\n")[1:-1]]
+
+
+# Applied in this order.
+BEFORE = rules(r"""
+(?<!\\)\\\\(?=[a-z]{2}) → \\ → 3\\sqrt2
+\\!\s*|[\u00ad\u200b-\u200f\u2060\ufeff] →  → no width
+\\(left|right|[bB]ig+[lr]?|[a-z]+style|limits|boxed|fbox)(?![a-zA-Z])\.? →  → \left(
+\\(text)?color␣?\{\w+\}|\\phantom␣?\{[^{}]*\}|(?<=\\\\)\s?\[-?[\d.]+␣?[a-z]{2}\] →  → \\[4pt]
+\\\\ → ↵ → the end of a row
+\\begin␣?\{[pb]?matrix\} → ⟦ → \begin{pmatrix}
+(↵\s*)?\\end␣?\{[pb]?matrix\} → ⟧ → \end{pmatrix}
+\\(text[a-z]*|math(rm|bf|it|sf|tt)|mbox|operatorname)␣?\{([^{}]*)\} → ␣\3␣ → \text{ cm}
+\\(text[a-z]*|math(rm|bf|it|sf|tt)|mbox|operatorname)␣?\{([^{}]*)\} → ␣\3␣ → around it, too
+\\mathbb␣?\{?␣?R␣?\}? → ℝ → \mathbb{R}
+(?<![\\a-zA-Z])(sqrt|log|ln|exp|(arc|a)?(sin|cos|tan)|cot|sec|csc)(?![a-zA-Z]) → \\\1␣ → sqrt(2)
+(?<![\\a-zA-Z])(pi|theta|infty|infinity)(?![a-zA-Z]) → \\\1␣ → 2pi
+[⁰¹²³⁴-⁹⁻]+ → ^{\g<0>} → x²
+[₀-₉]+ → _{\g<0>} → log₂
+(?=[¼-¾⅐-⅞])|(?<!\\)\\␣|\s+ → ␣ → 3½
+\{([^{}]*)\\over(?![a-z])([^{}]*)\} → \\frac{\1}{\2} → {1\over2}
+""")
+AFTER = rules(r"""
+⁄ → / → ½
+^([^$]*)\$([^$]*)$ → \1¤\2 → $18
+[$"] →  → $5$
+([¤€£])␣?([\d.,]+) → \2␣\1 → ¤18
+\bor\b(?=.*[<>≤≥]) → ∪ → x<1 or x>2
+,?␣*\b(or\b(?=.*[\d=\\])|and\b(?!.*[<>≤≥]))␣* → ,␣ → 1, 2 and 3
+␣+(?=[^\w\s¤€£¢]|$)|(?<![\w})%.:,])␣+|(?<=␣)␣+ →  → x + 1
+(?<=\d)(\{,\}|(?<!\d{4}),(?=\d{3}(?!\d))(?![^([]*[)\]]|[^«]*»)|␣(?=\d{3}(?!\d))) →  → 12,345
+,␣ → , → 12, 345
+\^\{?deg\}? → ␣deg → 90^{\circ}
+(?<=\d)␣?\^?\{?␣?(st|nd|rd|th)\b␣?\}? →  → 12^{th}
+\b(square|sq|cubic)␣*$ →  → 5 square units
+(?<=\d)␣?% → e-2 → 25 %
+\b(square|sq)\b␣?([a-z]*) → \2^2 → square m
+\bcubic\b␣?([a-z]*) → \1^3 → cubic m
+\^\{(\w)\}(?!\w) → ^\1 → cm^{2}
+_\{(\w+)\}(?!\w) → _\1 → 11_{10}
+\\frac␣?(\w) → \\frac{\1} → \frac12
+\\frac(\{[^{}]*\})(\w) → \\frac\1{\2} → \frac{1}2
+(?<![\w.^}])(\d+)␣?\\frac\{(\d+)\}\{(\d+)\} → \1␣\2/\3 → 3\frac{1}{2}
+(?<![\d.])10\^(\{(-?\d{1,3})\}|(\d{1,3}))(?!\d) → 1e\2\3 → 10^{6}
+(?<![\w.^}])([\d.]+)␣?[*x]␣?1e → \1e → 1.5*10^6
+\\(arc(sin|cos|tan)|(sin|cos|tan)\^\{-1\}) → \\a\2\3 → \tan^{-1}
+\\log(?!␣?_|[a-z]) → \\log_{10} → \log 2
+\\log␣?_ → \\log_ → \log _2
+↵(?=[^&⟧]*⟧) → , → a column
+⟦([^&⟧]*)⟧ → (\1) → a column
+^\(([^()]*)\)(?=_|␣[a-z]+$) → \1 → (1011)_2
+^([\d.]+)-([\d.]+(-[\d.]+)*(␣[a-z]+)?)$ → \1–\2 → 10-12
+^0(\d:\d\d)$ → \1 → 07:05
+\+∞ → ∞ → (2,+∞)
+(?<![^,«»∪])([^,«»∪±]*)±([^,«»∪]*) → \1+\2,\1-\2 → 1±2
+(^|[,({=«∪])\+ → \1 → +5
+^[=*`]+|[*`.,;:␣]+$ →  → **5**.
+(?i)^(an?|the)␣(?=[a-z]{3}) →  → a rhombus
+^«[a-z](∈ℝ)?[|:](.*)»$|^[a-z]∈ → \2 → {x ∈ ℝ | x>2}
+(?i)^«»$|^no␣(real␣)?solutions?$ → ∅ → no solution
+(?i)^ℝ$|^all␣real␣(numbers|s)$ → (-∞,∞) → all reals
+^(\w+)␣base␣(\d+)$ → \1_\2 → 11 base 2
+deg␣?[CF]$ → deg → 68 deg F
+\\log_\{?e\}? → \\ln␣ → \log_e 2
+^([^=a-zA-Z]+)=ν$ → \2=\1 → 5=x
+τ>τ>τ → \3<\2<\1 → 5>x>2
+τ≥τ≥τ → \3≤\2≤\1
+τ>τ → \2<\1 → x>2
+τ≥τ → \2≤\1
+τ<ν<τ → \2=(\1,\3) → 2<x<5
+τ<ν≤τ → \2=(\1,\3]
+τ≤ν<τ → \2=[\1,\3)
+τ≤ν≤τ → \2=[\1,\3]
+ν<τ → \1=(-∞,\2) → x<5
+ν≤τ → \1=(-∞,\2]
+τ<ν → \2=(\1,∞) → 5<x
+τ≤ν → \2=[\1,∞)
+""")
+# A command, a sign, a letter that is not Latin, or a word
+SIGN = r"\\[a-zA-Z]+|\\\S|[<>]=|(?<![\d)}])!=|[^\w\s]|[^\W_a-zA-Z0-9]|(?<![a-zA-Z])[a-z]{2,}"
+NOT_ASCII = "[^\x00-\x7f±≤≥≠∈∪∞«»∅ℝ…↵⟦⟧¤€£¢]"
+
+
+@lru_cache
+def cleaned(text: str) -> str:
+    """The text in one spelling, without what only wraps or spaces it."""
+    for pattern, instead in BEFORE:
+        text = re.sub(pattern, instead, text)
+    text = re.sub(SIGN, lambda sign: SPELLING_OF.get(sign[0], sign[0]), text)
+    text = re.sub(NOT_ASCII, lambda sign: unicodedata.normalize("NFKC", sign[0]), text)
+    for pattern, instead in AFTER:
+        text = re.sub(pattern, instead, text)
+    return text
 
 
 # --- whether two answers are the same -------------------------------------------------------------
 
+# The letter of a choice, alone or before its text: D, (D) 12, D. 12, Option D.
+CHOICE = r"(?:(?i:option|choice|answer):? ?)?(?:\(([A-Z])\)|([A-Z])(?=[.):](?: |$)|$))[.):,]* *(.*)"
+# What stands between the formulas of a problem.
+BETWEEN = r"""(?x) \$+ | \\[()\[\]] | \\\\(?![a-zA-Z]) | [&\n,;] | [.:?!](?=[\s$]|$)
+    | (?<!\\)\b (?: [a-zA-Z]{3,} | an?(?=[ ][a-zA-Z]) | is | by | of | to | in | at | if | as )\b"""
 
-def equal(reference: str, answer: str, text: str = "") -> bool:
-    """Whether an answer in LaTeX or plain text is the reference, written in an accepted way. This
-    is not symmetric: the reference says which operations may be used, and which unit counts. The
-    text of the problem may ask for a base."""
-    plain = [unicodedata.normalize("NFKC", text) for text in (reference, answer)]
-    if max(map(len, plain)) > LONGEST_ANSWER:
-        return reference.strip() == answer.strip()
-    (letter, wanted), (given_letter, given) = as_choice(reference), as_choice(answer)
-    if letter and not (wanted and given):
-        return letter == given_letter and not re.search(HEDGED, given)
-    if letter and given_letter not in ("", letter):  # but 12 is right for (D) 12
+
+def equal(wanted: str, given: str, text: str = "") -> bool:
+    """Whether an answer in LaTeX or plain text is the wanted one, for the problem with this text.
+    This is not symmetric: the wanted answer says which steps are allowed, and which unit counts."""
+    if max(len(wanted), len(given)) > LONGEST_ANSWER:
+        return wanted == given.strip()
+    (letter, wanted), (given_letter, given) = as_choice(wanted), as_choice(given)
+    if letter and given_letter and not (wanted and given):
+        # behind the letter stands no other one, and no words but those of the choice
+        has_words = re.search("[a-z]{2}", given) and given not in cleaned(text)
+        return letter == given_letter and not has_words and not re.search(r"\b[A-Z]\b", given)
+    if letter and given_letter not in ("", letter):
         return False
-    given = given or given_letter  # the name of a value
-    if re.sub(SPACES, "", wanted) == re.sub(SPACES, "", given):
-        return given != ""
-    wanted = wanted.rpartition(r"\approx")[2]  # of x \approx 0.33 the 0.33
-    words = as_words(wanted)
-    if words:
-        return words == as_words(given)
     try:
-        return same_quantity(wanted, given, text)
+        return same(wanted, given) and not copied(wanted, given, text)
     except FAULTS:
         return False
 
 
-def same_quantity(reference: str, answer: str, text: str) -> bool:
-    """Whether two answers that are not words have the same unit and the same meaning. Raises one of
-    FAULTS if one of them has no meaning."""
-    (wanted, wanted_unit), (given, given_unit) = meanings(reference, answer)
-    if not may_use(wanted, given):
+def as_choice(text: str) -> tuple[str, str]:
+    """The letter of a choice, '' for none; and the text behind it, in one spelling."""
+    text = cleaned(text)
+    match = re.fullmatch(CHOICE, text)
+    return (match[1] or match[2], match[3]) if match else ("", text)
+
+
+def copied(wanted: str, given: str, text: str) -> bool:
+    """Whether a formula of the problem is the answer or, if it is long or an equation, a part of
+    it: by its numbers and letters, in any order. Not if these are those of the wanted answer."""
+    leaves, others = leaves_of(given), leaves_of(wanted)
+    if leaves == others or re.fullmatch("[-.%0-9]+", given) and "^" not in wanted:
         return False
-    if re.fullmatch(r"\d+(-\d+)+", reference) and form(wanted) != form(given):
-        return False  # a date or a range, and no task
-    if wanted_unit == given_unit:
-        return same(wanted, given)
-    if wanted_unit and given_unit or wanted_unit.startswith("base"):
+    formulas = [leaves_of(cleaned(formula)) for formula in re.split(BETWEEN, text)]
+    return any(found == leaves or found.total() > 2 and found <= leaves for found in formulas)
+
+
+def leaves_of(text: str) -> Counter:
+    """The numbers, letters, functions, -, = and | of a formula, and how often each stands in it."""
+    return Counter(re.findall(r"\\(?!frac)[a-z]+|[a-zA-Z=|-]|\d+", text))
+
+
+# --- part by part ---------------------------------------------------------------------------------
+
+OPENING, CLOSING = "([{«⟦", ")]}»⟧"
+# What a value may be called: x_1, f(x), AB, (x, y); and in a given answer |z|, m + n, \angle ABC,
+# all without digits but in brackets or as an index.
+NAME = r"""(?: (?: [a-zA-Z] | [A-Z]+ | \\[a-z]+ ) '? (?: _\{?\w+\}? )? (?: \([^()=]*\) )?
+    | \( [a-z] (?:_\{?\d\}?)? (?: , [a-z] (?:_\{?\d\}?)? )+ \) )"""
+LONG_NAME = r"""(?=[^=]*[a-zA-Z]) (?! [^=]*\\sqrt | [^=]*(?<![\\a-z])(?!deg)[a-z]{3,}[ ][a-zA-Z\\] )
+    (?: [a-zA-Z\\|] | \([^()=]*\) ) (?: [^]\d=([,∪] | \([^()=]*\) | _\{?\d+ | \^\{?-1 )*"""
+
+
+def same(wanted: str, given: str) -> bool:
+    """Whether two texts in one spelling are the same: a list, a set or a union in any order, a
+    tuple, an interval or a matrix in its own. A name of a value may be left out or added."""
+    wanted, given = unwrapped(wanted), unwrapped(given)
+    if squeezed(wanted) == squeezed(given):
+        return given != ""
+    name, wanted = named(wanted, NAME)
+    given_name, given = ("", given) if "=" in wanted else named(given, LONG_NAME)
+    if name or given_name:
+        return given_name in ("", name or given_name) and same(wanted, given)
+    (kind, items), (given_kind, others) = parts(wanted), parts(given)
+    if kind != given_kind or len(items) != len(others):
         return False
-    base = ["10", *re.findall(BASE, text.lower())][-1]  # the one that the problem names last
-    if given_unit.startswith("base") and given_unit != f"base{BASES.get(base, base)}":
-        return False
-    if given_unit == "%":  # 25 % is right for 0.25, and for 25: the problem may ask for percent
-        is_above_1 = wanted.kind == "number" and abs(wanted.value) > 1
-        return is_above_1 and same(wanted, given) or same(wanted, Tree("/", (given, HUNDRED)))
-    # 0.25 is right for 25 %
-    return same(wanted, given) or wanted_unit == "%" and same(Tree("/", (wanted, HUNDRED)), given)
-
-
-def meanings(wanted: str, given: str):
-    """A list: the meanings of two cleaned texts with units, '' for none, without the name of the
-    answer. Raises one of FAULTS if one of them has no meaning."""
-    if "=" not in wanted:
-        given = re.sub(NAMES, "", given)
-    found = []
-    for text in (wanted, given):
-        units = sorted({one_unit(unit) for unit in re.findall(UNIT, text)})
-        tree = read(re.sub(UNIT, "", text))
-        found.append((meaning(tree), "".join(units)))
-    return found
-
-
-def may_use(wanted, given):
-    """Whether the wanted answer has all operations and letters of the given one. If it has letters,
-    all arithmetic is allowed. If it has another operation, such as a root, products and quotients
-    are allowed."""
-    allowed = operations(wanted) | set("-*/")
-    if "letter" in allowed:
-        allowed |= ARITHMETIC
-    if "e" in allowed:
-        allowed.add("^")
-    known = letters(wanted)
-    if wanted.kind == "named":
-        known |= letters(wanted.value)
-    return operations(given) <= allowed and letters(given) <= known
-
-
-# --- meanings -------------------------------------------------------------------------------------
-# Here and below a function without types takes trees. It gives a tree back, or a bool if its
-# docstring begins with "Whether".
-
-
-def meaning(tree):
-    """The tree with x = 5 as a named 5, and x > 2 as a named interval, also in lists; x < 1 or
-    x > 2 as a union."""
-    if tree.kind == "relation":
-        return meaning_of_relation(tree)
-    if tree.kind not in ("list", r"\{\}"):
-        return tree
-    tree = tree._replace(parts=tuple(map(meaning, tree.parts)))
-    has_intervals = any(item.kind == "named" and item.form for item in tree.parts)
-    return tree._replace(kind=r"\cup") if has_intervals and len({*names_of(tree)}) == 1 else tree
-
-
-def names_of(tree) -> list:
-    """The names of the values in a list or a set."""
-    items = items_of(tree, "list", r"\{\}")
-    return [item.value for item in items if item.kind == "named"]
-
-
-def unnamed(tree, beside_list=False):
-    """x = 1, y = 2 as (1, 2), and x_1 = 1, x_2 = 2 as a list beside a list. Other trees as they
-    are."""
-    names = {*names_of(tree)}
-    if len(names) < 2:
-        return tree
-    alike = len({str(name.value or name).partition("_")[0] for name in names}) == 1
-    kind = "list" if alike and beside_list else "()"
-    return Tree(kind, tuple(items_of(item, "named")[0] for item in tree.parts))
-
-
-def meaning_of_equation(equation):
-    """x = 6/2 = 3 as a named 3, 2 + 3 = 5 as a 5, and several names; others as they are."""
-    parts = equation.parts
-    if not is_name(parts[0]):
-        parts = parts[::-1]  # 3 = x
-    name, *steps = parts if is_name(parts[0]) else (None, *equation.parts)
-    if r"\approx" in equation.value and len(steps) > 1 and rounds(*steps[-2:]):
-        steps.pop()  # x = 1/3 ≈ 0.333 says 1/3
-    result = meaning(steps.pop())
-    if parts[0].value in letters(result) or not all(same(result, step) for step in steps):
-        return equation
-    if name and name.kind == result.kind == "()":  # (x, y) = (1, 2) is x = 1, y = 2
-        pairs = zip(name.parts, result.parts, strict=True)
-        return Tree("list", tuple(Tree("named", (part,), of_part) for of_part, part in pairs))
-    return Tree("named", (result,), name) if name else result
-
-
-def meaning_of_relation(relation):
-    """1 < x \\le 2, x < 5, or 5 < x as a named interval, x = 5 as a named 5; others as they are."""
-    signs, parts = relation.value, relation.parts
-    if {*signs} <= {"=", r"\approx"}:
-        return meaning_of_equation(relation)
-    if len(parts) == 2 and is_name(parts[0]):
-        signs, parts = ("<", *signs), (LOWEST, *parts)
-    elif len(parts) == 2:
-        signs, parts = (*signs, "<"), (*parts, HIGHEST)
-    low, name, high = parts
-    if not is_name(name) or r"\ne" in signs:
-        return relation
-    brackets = INTERVAL[signs[0]][0] + INTERVAL[signs[1]][1]
-    return Tree("named", (Tree(brackets, (low, high)),), name, "inequality")
-
-
-def is_name(tree):
-    """Whether a tree is x, x_1, (x, y), or a product such as f(3), f'(1), P(A), AB."""
-    match tree:
-        case Tree("name"):
-            return True
-        case Tree("()", parts):
-            return all(map(is_name, parts))
-        case Tree("*", (Tree("name", _, first), _)):
-            return first[0] in "fghpqr" or first[0].isupper()
-    return False
-
-
-# --- whether two meanings are the same ------------------------------------------------------------
-
-
-def same(wanted, given):
-    """Whether two meanings are the same. A name may be left out, or added. Raises one of FAULTS if
-    a value cannot be computed."""
-    if wanted == given:
-        return True
-    names = names_of(wanted), names_of(given)
-    if not all(len({*each}) == len(each) > 1 for each in names):  # else names are compared
-        wanted, given = unnamed(wanted), unnamed(given, wanted.kind == "list")
-    kinds = {wanted.kind, given.kind}
-    if "relation" in kinds or have_other_names(wanted, given):
-        return same_equation(wanted, given)
-    if "named" in kinds:
-        return same(*items_of(wanted, "named"), *items_of(given, "named"))
-    for group in (["list", r"\{\}"], [r"\cup"]):
-        if kinds & {*group}:
-            return same_items(items_of(wanted, *group), items_of(given, *group))
-    if kinds & {*BRACKETS, r"\\", "&"}:
-        is_alike = len(kinds) == 1 and len(wanted.parts) == len(given.parts)
-        return is_alike and all(map(same, wanted.parts, given.parts))
-    if wanted.decimals >= 2:  # it may be answered with more places
-        return rounds(given, wanted)
-    return all(close(*pair) for pair in values_at_points(wanted, given))
-
-
-def have_other_names(wanted, given):
-    """Whether two trees are values with names that differ."""
-    return wanted.kind == given.kind == "named" and wanted.value != given.value
-
-
-def same_items(wanted, given):
-    """Whether two tuples have the same trees, each as often, in any order."""
-    given = [*given]
-    for item in wanted:
-        alike = [
-            other for other in given if not have_other_names(item, other) and same(item, other)
-        ]
+    if kind == "":
+        return same_value(wanted, given)
+    if kind not in "∪,":
+        return all(map(same, items, others))
+    for item in items:
+        alike = [other for other in others if same(item, other)]
         if not alike:
             return False
-        given.remove(alike[0])
-    return not given
+        others.remove(alike[0])
+    return True
 
 
-def rounds(exact, decimal):
-    """Whether a decimal is the other value, rounded to its places. ValueError if the value depends
-    on letters."""
-    ((unrounded, rounded),) = values_at_points(exact, decimal)
-    error = abs(unrounded - rounded) * 2 * 10**decimal.decimals
-    return decimal.kind == "number" and error < 1.000001  # 0.5 may go down
+def unwrapped(text: str) -> str:
+    """A text without brackets that say nothing; but values with names of their own are a tuple."""
+    while is_wrapped(text) and (text[0] in "«⟦" or len(split(text[1:-1], ",")) == 1):
+        text = text[1:-1]
+    names = {named(item, NAME)[0][:1] for item in split(text, ",")}
+    return f"({text})" if len(names) > 1 and "" not in names else text
 
 
-def same_equation(wanted, given):
-    """Whether one equation is a multiple of the other. A letter that only one of them has changes
-    one of their values."""
-    first, *others = values_at_points(difference(wanted), difference(given))
-    return all(first) and all(close(a * first[1], b * first[0]) for a, b in others)
+def named(text: str, names: str) -> tuple[str, str]:
+    """The name of a value, '' for none, and the value."""
+    value = r"(?! .* (?<![a-zA-Z])\1(?![a-zA-Z]) ) ( [^∪,]* | [(«[].* )"  # without the name
+    match = re.fullmatch(f"(?x)({names})={value}", text)
+    return match.groups() if match else ("", text)
 
 
-def difference(equation):
-    """The left side of an equation minus the right one. ValueError for other trees."""
-    match equation:
-        case Tree("named", (right,), left) | Tree("relation", (left, right), ("=",)):
-            return Tree("+", (left, Tree("-", (right,))))
-    raise ValueError("it is no equation")
+def parts(text: str) -> tuple[str, list[str]]:
+    """What a text is made of: the sign between its items, or the brackets around them; and these.
+    One item has no sign."""
+    for sign in "∪,↵&=":
+        if len(items := split(text, sign)) > 1:
+            return sign, items
+    if is_wrapped(text):
+        return text[0] + text[-1], split(text[1:-1], ",")
+    return "", [text]
+
+
+def is_wrapped(text: str) -> bool:
+    """Whether brackets stand around all of a text."""
+    return text[:1] in OPENING and depths(text).index(0) == len(text) - 1
+
+
+def depths(text: str) -> list[int]:
+    """In how many brackets each character stands."""
+    return [*accumulate((sign in OPENING) - (sign in CLOSING) for sign in text)]
+
+
+def split(text: str, sign: str) -> list[str]:
+    """What stands between the signs that are in no brackets."""
+    places = [k for k, depth in enumerate(depths(text)) if depth == 0 and text[k] == sign]
+    return [text[i + 1 : k] for i, k in pairwise([-1, *places, len(text)])]
+
+
+# --- value by value -------------------------------------------------------------------------------
+
+KNOWN = r"""(?: mi/h | mm | cm | km | kg | in | ft | yd | mi | lb | oz | ml | gal | min | day | week
+    | month | year | deg | rad | [mglsh¤€£¢] ) (?: \^\d )?"""
+# Another word behind a wanted number is its unit, if it does not make it another number.
+OTHER = r"""(?<=\d\ )(?! [a-z]*illion | thousand | hundred | dozen | lakh | crore | base | or | ad
+    | [ap]m | bce? | [a-z]+ths? ) [a-z]{2,}"""
+# 5 cm, 5cm, 5 mi/h, 25e-2 (percent); but a lone letter wants a space, and no minus sign
+WITH_UNIT = r"""(?xi) ( -.*\ [mglsh] | .*? )
+    ( (?: \  | (?<=[\d}])(?=[a-z]{2}|[¤€£¢]) ) (?:UNIT) (?:/UNIT)? )? ((?:e-2)?)"""
+GIVEN = WITH_UNIT.replace("UNIT", KNOWN)
+WANTED = WITH_UNIT.replace("UNIT", f"{KNOWN}|{OTHER}", 1).replace("UNIT", KNOWN)
+ABOVE_1 = r"-?(?:[2-9]|[1-9]\d+)(?:\.\d+)?"
+WORDS = r"(?=.*[^\W\d_]{3}|[^\W\d_]+$)[^\W\d_][\w ,.'()&:!?/-]+"  # they do not differ by capitals
+
+
+def squeezed(text: str) -> str:
+    """A text without what does not count when texts are compared."""
+    text = re.sub(r"(?<!\\[a-z]{3}) (?!(?<=\d )\d)", "", text)  # but not \cotx and 12
+    return text.casefold() if re.fullmatch(WORDS, text) else text
+
+
+def same_value(wanted: str, given: str) -> bool:
+    """Whether two items are numbers or expressions with one value and one unit. 25 is right for
+    25 %, and 25 % for .25, and for 25: the problem may ask for percent."""
+    if re.fullmatch(WORDS, wanted):
+        return False
+    wanted, unit, percent = re.fullmatch(WANTED, wanted).groups("")
+    given, given_unit, given_percent = re.fullmatch(GIVEN, given.removesuffix(unit)).groups("")
+    if unit and given_unit:
+        return False
+    if same_expression(wanted + percent, given + given_percent):
+        return True
+    if percent == given_percent or not (percent or re.fullmatch(ABOVE_1, wanted)):
+        return False
+    return same_expression(wanted, given)
+
+
+# --- expressions ----------------------------------------------------------------------------------
+
+LARGEST_ARGUMENT = 1000  # of a power, and of a function
+MOST_BITS = 1000  # of a value, before or behind the point
+MOST_TOKENS = 200
+SIGNS = [(0,)] + 10 * [(1,)] + 6 * [(1, -1)]  # of letters at the points
+# What reading and computing may raise
+FAULTS = (ArithmeticError, LookupError, ValueError, TypeError, RecursionError)
+mp = mpmath.MPContext()
+mp.dps = 200  # digits; two values are the same if half of them agree
+CONSTANTS = {"e": mp.e, "i": mp.j, r"\pi": mp.pi}
+FUNCTIONS = "exp ln sin cos tan cot sec csc asin acos atan sinh cosh tanh"
+GREEK = "pi|alpha|beta|gamma|delta|epsilon|theta|lambda|mu|nu|rho|sigma|tau|phi|psi|omega"
+LETTER = rf"(?:[a-zA-Z]|\\(?:{GREEK})(?![a-z]))'?(?:_(?:\w|\{{\w+\}}))?"
+TOKEN = rf"""(?xa) (?<![\w^.}}])\d+[ ]\d+/\d+ | \d{{1,80}}(?:\.\d{{1,80}})?(?:e-?\d\d?)?(?![\d.])
+    | \.\d{{1,80}}(?!\d) | {LETTER} | \\log_ | \\[a-z]+ | !+ | \S"""
+FACTOR = r"[a-zA-Z({\\]|\d+\^"  # how one begins that has no sign before it, as in n 2^k
+BINDING = {"+": 1, "-": 1, "*": 2, "/": 2, "^": 4, "!": 5}  # of signs; of no sign 2.5
+BRACKETS = dict(zip("([{|", ")]}|"))
+UNDONE = r"[+-][^()]*([)\]])(?:\^|\*?[(\[])"  # a sum in brackets, before others or a power
+OPERATIONS = {
+    "+": operator.add,
+    "-": operator.sub,
+    "negative": operator.neg,
+    "*": operator.mul,
+    "/": operator.truediv,
+    "|": abs,
+    "^": operator.pow,
+    "!": mp.factorial,
+    r"\log_": mp.log,
+} | {rf"\{name}": getattr(mp, name) for name in FUNCTIONS.split()}
+# The step that an operation is
+STEP_OF = table(
+    r"""
+    sum  + -
+    !
+    |
+    \sin \cos \tan \cot \sec \csc \sinh \cosh \tanh \asin \acos \atan
+    \log_ \ln
+    e    \exp
+"""
+)
+
+
+def same_expression(wanted: str, given: str) -> bool:
+    """Whether two expressions have the same values at points, and the given one takes no steps that
+    the wanted one does not take. At the first point letters are 0, so x^2/x is not x. Points are
+    left out where there are no real values."""
+    if squeezed(wanted) == squeezed(given):
+        return True
+    trees = tree_of(wanted), tree_of(given)
+    letters = sorted({*re.findall(LETTER, f"{wanted} {given}")} - {*CONSTANTS})
+    rng, compared = random.Random(0), 0
+    for signs in SIGNS if letters else SIGNS[:1]:
+        sizes = [mp.mpf(rng.choice(signs) * rng.lognormvariate(2, 4)) for _ in letters]
+        point = CONSTANTS | dict(zip(letters, sizes))
+        allowed, taken = {"", *re.findall(UNDONE, wanted)}, {*re.findall(UNDONE, given)}
+        values = []
+        with contextlib.suppress(*FAULTS):
+            values.append(compute(trees[0], point, allowed))
+            values.append(compute(trees[1], point, taken))
+        if len(values) == 2:
+            if not taken <= allowed or not mp.almosteq(*map(mp.convert, values), mp.eps**0.5, 0):
+                return False
+            compared += 1
+        elif values and signs == SIGNS[0]:
+            return False
+    return compared > bool(letters)
+
+
+def tree_of(text: str):
+    """The tree of an expression: an operation and its trees, or a token. Raises one of FAULTS."""
+    tokens = ["", *reversed(re.findall(TOKEN, text))]
+    tree = read(tokens) if len(tokens) < MOST_TOKENS else ""
+    if tokens != [""]:
+        raise ValueError("it is no expression, or too long")
+    return tree
+
+
+def read(tokens: list[str], least: float = 0):
+    """The tree of the last tokens, as far as they bind more than `least`."""
+    tree = operand(tokens)
+    while binding_of(tokens) > least:
+        sign = tokens.pop() if tokens[-1] in BINDING else "*"
+        tree = (sign, tree) if sign == "!" else (sign, tree, read(tokens, BINDING[sign] + 0.5))
+    return tree
+
+
+def binding_of(tokens: list[str]) -> float:
+    """How much the next sign binds, or the next factor without a sign."""
+    if re.match(FACTOR, "".join(tokens[:-3:-1])):
+        return 2 if tokens[-1] in OPERATIONS else 2.5
+    return BINDING.get(tokens[-1], 0)
+
+
+def operand(tokens: list[str]):
+    """The tree of a number, a letter, a group or a command, with its sign."""
+    token = tokens.pop()
+    if token == "-":
+        return ("negative", read(tokens, 2.5))
+    if token in BRACKETS:
+        tree = read(tokens)
+        if tokens.pop() != BRACKETS[token]:
+            raise ValueError("a bracket is not closed")
+        return ("|", tree) if token == "|" else tree
+    if token == r"\sqrt":
+        degree = operand(tokens) if tokens[-1] == "[" else "2"
+        return ("^", operand(tokens), ("/", "1", degree))
+    if token == r"\frac":
+        return ("/", operand(tokens), operand(tokens))
+    if token not in OPERATIONS:
+        return token
+    exponent = operand(tokens) if tokens[-1] == "^" and tokens.pop() else "1"  # \sin^2 x
+    base = [operand(tokens)] if token == r"\log_" else []
+    argument = operand(tokens) if tokens[-1] in BRACKETS else read(tokens, 2)
+    return ("^", (token, argument, *base), exponent)
+
+
+def compute(tree, point: dict, steps: set):
+    """The value of a tree at a point, a Fraction if it is made of plain numbers. The steps that it
+    takes are added: letters, functions, roots, sums, products of sums, and what is done with plain
+    numbers alone, but no reduced fraction. Raises one of FAULTS."""
+    if isinstance(tree, str):
+        if tree not in point:
+            return sum(map(Fraction, tree.split()))
+        steps.add(tree)
+        return +point[tree]
+    sign, *parts = tree
+    values = [compute(part, point, steps) for part in parts]
+    first, last = values[0], values[-1]
+    are_plain = all(isinstance(value, Fraction) for value in values)
+    is_fraction = are_plain and sign == "/" and 1 < abs(last) == (first / last).denominator
+    if are_plain and (sign in "+-*/^" and not is_fraction or sign == "negative" and first < 0):
+        steps.add(f"{sign} of numbers")
+    if sign == "^" and isinstance(last, Fraction) and last.denominator > 1:
+        steps.add("root")
+        are_plain = False
+    steps.add(STEP_OF.get(sign, ""))
+    if sign[0] in "^!\\" and abs(last) > LARGEST_ARGUMENT:
+        raise ValueError(f"the argument of {sign} is too large")
+    if not are_plain:
+        values = [*map(mp.convert, values)]
+    result = OPERATIONS[sign](*values)
+    if result and abs(mp.mag(result)) > MOST_BITS or mp.im(result) and not any(map(mp.im, values)):
+        raise ValueError(f"{sign} has no real value, or a too large one")
+    return result
