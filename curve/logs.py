@@ -27,6 +27,10 @@ RATE = (
     r"(pass_rate|(sampled_)?pass(@|_at_)?1|((mean|avg|answer)_)?acc(uracy)?|exact_match|"
     r"success(_rate)?|solve_rate|solved|(mean|avg)@\d+)"
 )
+LABEL = (
+    "(seed|algorithm|method|recipe|condition|label|variant|model|exp|run|run_id|run_name|dataset|"
+    "data_source|task|env)"
+)
 # What a column is, the framework, and its names there, the best first. A name is a regular
 # expression for the whole name, without the run that W&B puts before it; a space counts as _.
 NAMES = rf"""
@@ -79,8 +83,7 @@ y?      any            (?!.*(std|_min|_max|len|format|loss)).*(pass|acc|correct|
 y?      TRL            (eval[_/]|train/)?reward
 y?      any            (?!.*(std|_min|_max|len|format|loss)).*(reward|score|return).*
 kind    any            (kind|type|split|mode|phase|stage)
-label   any            (seed|algorithm|method|recipe|condition|label|variant|model|exp|run)
-label   any            (run_id|run_name|dataset|data_source|task|env)
+label   any            {LABEL}
 """
 TABLE = defaultdict(list)
 for role, _, *names in map(str.split, filter(None, NAMES.splitlines())):
@@ -282,10 +285,10 @@ def parts_of(rows: Rows, x: str) -> dict[str, Rows]:
     """The rows of each seed, by what is said of them. Unclear if they are of several curves."""
     parts = {"": rows}
     in_turn = rises([row[x] for row in rows])
-    for column in names_in(rows):
+    texts = [] if in_turn else names_in(rows, str)
+    for column in dict.fromkeys(known("label", names_in(rows)) + texts):
         groups = groups_of(rows, column)
-        is_label = known("label", [column]) or not in_turn and column in names_in(rows, str)
-        if not is_label or not 1 < len(groups) <= len(rows) // 2:
+        if not 1 < len(groups) <= len(rows) // 2:
             continue
         told = f"by {column}: {', '.join(groups)}"
         # They may come in turn, as a base model before its method, or a second stage.
