@@ -10,6 +10,7 @@ import functools
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.modules.module import register_module_forward_hook
 from transformers import PreTrainedModel
 
 import loss
@@ -64,24 +65,17 @@ def refuse_wrong_logprobs(
 
 @torch.no_grad()
 def refuse_overflow(model: PreTrainedModel) -> None:
-    """ValueError if float16 has no room for what this model, on the CPU in fp32, computes between
-    its layers for some tokens."""
-    largest = 0.0
-
-    def look(_, inputs: tuple, output: object) -> None:
-        nonlocal largest
-        numbers = [each for each in (*inputs, output) if torch.is_tensor(each) and each.numel()]
-        largest = max([largest, *(each.abs().max().item() for each in numbers)])
-
-    hooks = [part.register_forward_hook(look) for part in model.get_decoder().modules()]
-    model(input_ids=torch.tensor([IDS]))
-    for hook in hooks:
-        hook.remove()
-    room = torch.finfo(torch.float16).max
+    """ValueError if float16 has no room for what the modules of this model, on the CPU in fp32, get
+    and give at some tokens."""
+    seen, most = [], torch.finfo(torch.float16).max
+    size = lambda each: each.abs().max() if torch.is_tensor(each) and each.numel() else 0.0
+    look = lambda _, inputs, output: seen.append(max(map(size, (*inputs, output))))
+    with register_module_forward_hook(look):
+        model.get_decoder()(input_ids=torch.tensor([IDS]))
     refuse(
-        largest > room,
-        f"--dtype float16: it ends at {room:,.0f}, and the model has activations of {largest:,.0f}:"
-        " take --dtype float32",
+        max(seen) > most,
+        f"--dtype float16 ends at {most:,.0f}, and the model computes {max(seen):,.0f} between its"
+        " layers: take --dtype float32",
     )
 
 
