@@ -8,15 +8,17 @@ them.
 
 A prompt is the same for all completions of its group. So the trunk may be fed each prompt of a
 micro-batch once; the completions are fed after that, and attend to the prompt's keys and values.
+Without `shared_micro_batch` and what is beside it, everything else would be the same, and slower.
 
 Dimensions as in loss.py: B sequences in a micro-batch, T positions, N sampled tokens, D hidden
 size. And P distinct prompts in a micro-batch, L positions of a prompt that is shared, K positions
 that a completion may attend to.
 """
 
+import functools
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 import numpy as np
@@ -79,44 +81,23 @@ def micro_batches(
     sampled: it adds nothing to the loss.
     """
     longest_first = sorted(rows, key=lambda row: -rollouts[row].total_tokens)
-    together = [[row] for row in longest_first]
-    if share_prompts:
-        positions = widths(rollouts, device, True)[rows].sum()
-        sequences = tokens * len(rows) / max(1, positions)  # of a micro-batch, about
-        share_prompts = sequences >= 2
-        of_prompts = rows_of_prompts(rollouts, longest_first)
-        if share_prompts and sequences < len(of_prompts):
-            together = of_prompts
-    widths_R2 = widths(rollouts, device, share_prompts)
+    together, width, make = [[row] for row in longest_first], plain_width, micro_batch
+    if share_prompts and (by_prompt := rows_to_share(rollouts, longest_first, tokens, device)):
+        together, width, make = by_prompt, shared_width, shared_micro_batch
+    widths_R2 = np.array([width(rollout, device) for rollout in rollouts])
     cuts = [cut(widths_R2, sum(together[i::ranks], []), tokens) for i in range(ranks)]
     for of_ranks in zip_longest(*cuts):
-        m = micro_batch(rollouts, of_ranks[rank] or longest_first[-1:], device, share_prompts)
+        chosen = of_ranks[rank] or longest_first[-1:]
+        m = make([rollouts[row] for row in chosen], chosen, widths_R2[chosen].max(0), device)
         if of_ranks[rank] is None:
             m.sampled_BT.fill_(False)
         yield m
 
 
-def rows_of_prompts(rollouts: list[Rollout], rows: list[int]) -> list[list[int]]:
-    """These rows, in this order, those of a prompt together."""
-    of_prompts = defaultdict(list)
-    for row in rows:
-        of_prompts[tuple(rollouts[row].request.prompt_ids)].append(row)
-    return [*of_prompts.values()]
-
-
-def widths(rollouts: list[Rollout], device: torch.device, share_prompts: bool) -> np.ndarray:
-    """The widths L and T that each rollout wants, int [R, 2], `padded`. L: its prompt if prompts
-    are shared, else 0. T: all tokens but the last; if prompts are shared, the last token of the
-    prompt and all tokens of the completion but the last."""
-    of_each = []
-    for rollout in rollouts:
-        L, T = 0, padded(rollout.total_tokens - 1, device)
-        if share_prompts:
-            L = padded(len(rollout.request.prompt_ids), device)
-            # At least 1: all ranks feed something.
-            T = 1 + padded(max(1, len(rollout.tokens) - 1), device)
-        of_each.append((L, T))
-    return np.array(of_each)
+def plain_width(rollout: Rollout, device: torch.device) -> tuple[int, int]:
+    """The widths L and T that a rollout wants, `padded`: 0 of prompts, and all tokens but the
+    last."""
+    return 0, padded(rollout.total_tokens - 1, device)
 
 
 def cut(widths_R2: np.ndarray, rows: list[int], tokens: int) -> list[list[int]]:
@@ -134,36 +115,19 @@ def cut(widths_R2: np.ndarray, rows: list[int], tokens: int) -> list[list[int]]:
 
 
 def micro_batch(
-    rollouts: list[Rollout], rows: list[int], device: torch.device, share_prompts: bool
+    rollouts: list[Rollout], rows: list[int], widths: np.ndarray, device: torch.device
 ) -> MicroBatch:
-    """The tensors of these rows of the rollouts. Padding is on the right, where a causal model
-    never looks. The padding after a shared prompt lies before the completions, so `Policy` masks
-    it."""
-    tensor = lambda array: torch.tensor(array, device=device)
-    chosen = [rollouts[row] for row in rows]
-    L, T = widths(chosen, device, share_prompts).max(0).tolist()
+    """The tensors of these rollouts, T wide; rows: their places in the batch. Padding is on the
+    right, where a causal model never looks."""
+    _, T = widths
     dtypes = {"tokens": np.int64, "sampled": bool, "logprobs": np.float32, "versions": np.int64}
     columns = {name: np.zeros((len(rows), T + 1), dtype) for name, dtype in dtypes.items()}
-    for i, rollout in enumerate(chosen):
-        prompt = rollout.request.prompt_ids[-1 if share_prompts else 0 :]
-        start = len(prompt)  # of the completion
-        end = start + len(rollout.tokens)
-        columns["tokens"][i, :start] = prompt
+    for i, rollout in enumerate(rollouts):
+        start = len(rollout.request.prompt_ids)  # of the completion
+        columns["tokens"][i, :start] = rollout.request.prompt_ids
         for name, column in columns.items():
-            column[i, start:end] = getattr(rollout, name)
-
-    parts = [(rollout.total_tokens - 1, 0) for rollout in chosen]
-    prompts = {}
-    if share_prompts:
-        of_rows = [tuple(rollout.request.prompt_ids) for rollout in chosen]
-        distinct = [*dict.fromkeys(of_rows)]
-        parts = [(len(prompt), 0) for prompt in distinct]
-        parts += [(len(r.tokens) - 1, len(prompt)) for r, prompt in zip(chosen, of_rows)]
-        prompts = {
-            "prompts_PL": tensor([prompt + (0,) * (L - len(prompt)) for prompt in distinct]),
-            "prompt_B": tensor([distinct.index(prompt) for prompt in of_rows]),
-            "prompt_tokens_B": tensor([len(prompt) for prompt in of_rows]),
-        }
+            column[i, start : rollout.total_tokens] = getattr(rollout, name)
+    tensor = functools.partial(torch.tensor, device=device)
     of_targets = {name: tensor(column[:, 1:]) for name, column in columns.items()}
     return MicroBatch(
         inputs_BT=tensor(columns["tokens"][:, :-1]),
@@ -172,8 +136,53 @@ def micro_batch(
         generator_logprobs_BT=of_targets["logprobs"],
         versions_BT=of_targets["versions"],
         rows_B=tensor(rows),
+        parts=[(rollout.total_tokens - 1, 0) for rollout in rollouts],
+    )
+
+
+# --- prompts that are shared ----------------------------------------------------------------------
+
+
+def rows_to_share(
+    rollouts: list[Rollout], rows: list[int], tokens: int, device: torch.device
+) -> list[list[int]]:
+    """These rows, in this order, with those together that should share a prompt; none if about
+    two of them, with their prompts, do not fit into a micro-batch."""
+    of_prompts = defaultdict(list)
+    for row in rows:
+        of_prompts[tuple(rollouts[row].request.prompt_ids)].append(row)
+    positions = sum(sum(shared_width(rollouts[row], device)) for row in rows)
+    sequences = tokens * len(rows) / max(1, positions)  # of a micro-batch, about
+    if sequences < 2:
+        return []
+    return [*of_prompts.values()] if sequences < len(of_prompts) else [[row] for row in rows]
+
+
+def shared_width(rollout: Rollout, device: torch.device) -> tuple[int, int]:
+    """The widths L and T that a rollout wants, `padded`: its prompt; and the last token of that,
+    with all tokens of the completion but the last."""
+    # At least 1 of these: all ranks feed something.
+    after = padded(max(1, len(rollout.tokens) - 1), device)
+    return padded(len(rollout.request.prompt_ids), device), 1 + after
+
+
+def shared_micro_batch(
+    rollouts: list[Rollout], rows: list[int], widths: np.ndarray, device: torch.device
+) -> MicroBatch:
+    """As `micro_batch`, with each prompt once. The padding after it lies before the completions, so
+    `Policy` masks it."""
+    prompts = [tuple(rollout.request.prompt_ids) for rollout in rollouts]
+    distinct, tensor = [*dict.fromkeys(prompts)], functools.partial(torch.tensor, device=device)
+    parts = [(len(prompt), 0) for prompt in distinct]
+    parts += [(len(rollout.tokens) - 1, len(p)) for rollout, p in zip(rollouts, prompts)]
+    last = lambda request: replace(request, prompt_ids=request.prompt_ids[-1:])
+    after = [replace(rollout, request=last(rollout.request)) for rollout in rollouts]
+    return replace(
+        micro_batch(after, rows, widths, device),
         parts=parts,
-        **prompts,
+        prompts_PL=tensor([prompt + (0,) * (widths[0] - len(prompt)) for prompt in distinct]),
+        prompt_B=tensor([distinct.index(prompt) for prompt in prompts]),
+        prompt_tokens_B=tensor([len(prompt) for prompt in prompts]),
     )
 
 
