@@ -225,16 +225,17 @@ AFTER = rules(r"""
 ⁄ → / → ½
 ^([^$]*)\$([^$]*)$ → \1¤\2 → $18
 [$"] →  → $5$
-([¤€£])␣?([\d.,]+) → \2␣\1 → ¤18
 \bor\b(?=.*[<>≤≥]) → ∪ → x<1 or x>2
 ,?␣*\b(or\b(?=.*[\d=\\])|and\b(?!.*[<>≤≥]))␣* → ,␣ → 1, 2 and 3
 ␣+(?=[^\w\s¤€£¢]|$)|(?<![\w})%.:,])␣+|(?<=␣)␣+ →  → x + 1
 (?<=\d)(\{,\}|(?<!\d{4}),(?=\d{3}(?!\d))(?![^([]*[)\]]|[^«]*»)|␣(?=\d{3}(?!\d))) →  → 12,345
+([¤€£])␣?([\d.,]+) → \2␣\1 → ¤18
 ,␣ → , → 12, 345
 \^\{?deg\}? → ␣deg → 90^{\circ}
 (?<=\d)␣?\^?\{?␣?(st|nd|rd|th)\b␣?\}? →  → 12^{th}
 \b(square|sq|cubic)␣*$ →  → 5 square units
-(?<=\d)␣?% → e-2 → 25 %
+(?<=\d)E(?=[-\d]) → e → 1.5E6
+(?<=\d)␣?% → E-2 → 25 %
 \b(square|sq)\b␣?([a-z]*) → \2^2 → square m
 \bcubic\b␣?([a-z]*) → \1^3 → cubic m
 \^\{(\w)\}(?!\w) → ^\1 → cm^{2}
@@ -262,6 +263,7 @@ _\{(\w+)\}(?!\w) → _\1 → 11_{10}
 (?i)^ℝ$|^all␣real␣(numbers|s)$ → (-∞,∞) → all reals
 ^(\w+)␣base␣(\d+)$ → \1_\2 → 11 base 2
 deg␣?[CF]$ → deg → 68 deg F
+(?<=\d)(?=(mm|cm|km|kg|in|ft|yd|mi|lb|oz|ml|gal|min|deg)\b|[¤€£¢]) → ␣ → 5cm
 \\log_\{?e\}? → \\ln␣ → \log_e 2
 ^([^=a-zA-Z]+)=ν$ → \2=\1 → 5=x
 τ>τ>τ → \3<\2<\1 → 5>x>2
@@ -428,9 +430,9 @@ KNOWN = r"""(?: mi/h | mm | cm | km | kg | in | ft | yd | mi | lb | oz | ml | ga
 # Another word behind a wanted number is its unit, if it does not make it another number.
 OTHER = r"""(?<=\d\ )(?! [a-z]*illion | thousand | hundred | dozen | lakh | crore | base | or | ad
     | [ap]m | bce? | [a-z]+ths? ) [a-z]{2,}"""
-# 5 cm, 5cm, 5 mi/h, 25e-2 (percent); but a lone letter wants a space, and no minus sign
+# 5 cm, 5 mi/h, 25E-2 (percent); but a lone letter wants no minus sign: -2 m
 WITH_UNIT = r"""(?xi) ( -.*\ [mglsh] | .*? )
-    ( (?: \  | (?<=[\d}])(?=[a-z]{2}|[¤€£¢]) ) (?:UNIT) (?:/UNIT)? )? ((?:e-2)?)"""
+    ( \ (?:UNIT) (?:/UNIT)? )? ((?-i:E-2)?)"""
 GIVEN = WITH_UNIT.replace("UNIT", KNOWN)
 WANTED = WITH_UNIT.replace("UNIT", f"{KNOWN}|{OTHER}", 1).replace("UNIT", KNOWN)
 ABOVE_1 = r"-?(?:[2-9]|[1-9]\d+)(?:\.\d+)?"
@@ -473,7 +475,7 @@ CONSTANTS = {"e": mp.e, "i": mp.j, r"\pi": mp.pi}
 FUNCTIONS = "exp ln sin cos tan cot sec csc asin acos atan sinh cosh tanh"
 GREEK = "pi|alpha|beta|gamma|delta|epsilon|theta|lambda|mu|nu|rho|sigma|tau|phi|psi|omega"
 LETTER = rf"(?:[a-zA-Z]|\\(?:{GREEK})(?![a-z]))'?(?:_(?:\w|\{{\w+\}}))?"
-TOKEN = rf"""(?xa) (?<![\w^.}}])\d+[ ]\d+/\d+ | \d{{1,80}}(?:\.\d{{1,80}})?(?:e-?\d\d?)?(?![\d.])
+TOKEN = rf"""(?xa) (?<![\w^.}}])\d+[ ]\d+/\d+ | \d{{1,80}}(?:\.\d{{1,80}})?(?:[eE]-?\d\d?)?(?![\d.])
     | \.\d{{1,80}}(?!\d) | {LETTER} | \\log_ | \\[a-z]+ | !+ | \S"""
 FACTOR = r"[a-zA-Z({\\]|\d+\^"  # how one begins that has no sign before it, as in n 2^k
 BINDING = {"+": 1, "-": 1, "*": 2, "/": 2, "^": 4, "!": 5}  # of signs; of no sign 2.5
