@@ -3,6 +3,7 @@ several."""
 
 import dataclasses
 import math
+import time
 import traceback
 from datetime import timedelta
 
@@ -316,6 +317,18 @@ CASES = {
     "lora": ("llama-grouped-tied", dict(lora_rank=2)),
     "lora-16 bits": ("llama", dict(lora_rank=2, dtype="float16")),
 }
+
+
+def waits_for_rank_0(_=0):
+    assert ranks_module.from_rank_0(lambda: time.sleep(9) or "it came") == "it came"
+
+
+@pytest.mark.slow
+def test_rank_0_may_take_longer_than_the_others_wait_in_a_collective():
+    """As for generators."""
+    chosen = settings(trainers=2, wait_timeout=6.0)
+    with ranks_module.other_ranks(chosen, waits_for_rank_0, (), None):
+        waits_for_rank_0()
 
 
 def train_cases(rank, ranks, models, folder, shared):
