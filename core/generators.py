@@ -9,7 +9,7 @@ import threading
 import time
 import traceback
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from multiprocessing.connection import wait
 
 import torch
 import torch.multiprocessing as multiprocessing
@@ -32,11 +32,11 @@ class GeneratorFailed(Exception):
 
 @dataclass
 class Generator:
-    """The trainer's side of a generator: its process, and what goes to it and comes from it."""
+    """The trainer's side of a generator: its process, what goes to it and what comes from it."""
 
     number: int
     process: multiprocessing.Process
-    work: "Sender"
+    work: multiprocessing.Queue
     reports: queue.SimpleQueue  # that have come
     heard: float  # clock reading when it was started, or when its last report came
     slots: int = 0  # of its engine; 0 until it has reported that it is ready
@@ -54,7 +54,7 @@ class Generator:
         # Asked before reading: the last reports of a dead generator still count.
         alive = self.process.is_alive()
         if self.receiver and not alive:
-            self.receiver.join(1.0)
+            self.receiver.join(2.0)
         with contextlib.suppress(queue.Empty):
             while not self.error:
                 report = self.reports.get_nowait()
@@ -78,14 +78,16 @@ class Generator:
 
     def stop(self) -> None:
         """Ask it to end. Returns at once."""
-        self.work.put(None)
+        with contextlib.suppress(ValueError):  # it was killed, and no other could replace it
+            self.work.put(None)
 
     def close(self, timeout: float = 0.0) -> None:
-        """Kill it, if it has not ended within `timeout` seconds. Its pipes and threads end then."""
-        self.work.put(None)
+        """Kill it, if it has not ended within `timeout` seconds, and close its queue."""
         self.process.join(timeout)
         self.process.kill()
         self.process.join()
+        self.work.cancel_join_thread()
+        self.work.close()
 
 
 def start_generator(
@@ -93,7 +95,7 @@ def start_generator(
 ) -> Generator:
     """Start a generator: `generator_process` in a process of its own. Its first report says that it
     is ready. It sees only the GPUs of its engine, under the names cuda:0, cuda:1 and so on.
-    GeneratorFailed if the system lets no process or pipe begin."""
+    GeneratorFailed if the system lets no process or queue begin."""
     gpus = [torch.device(device).index for device in settings.devices if device != "cpu"]
     seen_as = tuple(f"cuda:{i}" for i in range(len(gpus))) or settings.devices
     # CUDA does not survive a fork.
@@ -104,11 +106,10 @@ def start_generator(
     settings = dataclasses.replace(settings, devices=seen_as)
     try:
         with signals_deferred():
-            their_work, work = context.Pipe(duplex=False)
-            reports, their_reports = context.Pipe(duplex=False)
+            work, reports = context.Queue(), context.Queue()
             child = context.Process(
                 target=generator_process,
-                args=(visible, settings, parameters, their_work, their_reports),
+                args=(visible, settings, parameters, work, reports),
                 name=name,
                 # A daemon may have no processes of its own, which vLLM has for several GPUs.
                 daemon=len(settings.devices) == 1,
@@ -119,42 +120,23 @@ def start_generator(
             f"{name} cannot be started ({error}): is /dev/shm full, or the number of processes or"
             " files at its limit?"
         ) from error
-    # The child has these now. If it dies, even in the middle of a message, reading and writing end
-    # with an error.
-    their_work.close()
-    their_reports.close()
     come = queue.SimpleQueue()
-    receiver = threading.Thread(target=receive, args=(reports, come), daemon=True)
+    given = reports, come, child.sentinel
+    receiver = threading.Thread(target=receive, args=given, daemon=True)
     receiver.start()
-    return Generator(number, child, Sender(work), come, heard=time.monotonic(), receiver=receiver)
+    return Generator(number, child, work, come, heard=time.monotonic(), receiver=receiver)
 
 
-# --- between the two ------------------------------------------------------------------------------
-# A pipe is full if the other side is slow, and a message may be half there if the other side is
-# stopped. So threads write and read, and neither side waits.
-
-
-class Sender:
-    """Sends messages through a pipe, in order, until the message None or until the other side has
-    closed it."""
-
-    def __init__(self, pipe: Connection):
-        self.waiting = queue.SimpleQueue()
-        self.put = self.waiting.put
-        self.thread = threading.Thread(target=self._send, args=[pipe], daemon=True)
-        self.thread.start()
-
-    def _send(self, pipe: Connection) -> None:
-        with pipe, contextlib.suppress(OSError):
-            for message in iter(self.waiting.get, None):
-                pipe.send(message)
-
-
-def receive(pipe: Connection, messages: queue.SimpleQueue) -> None:
-    """Put the messages that come into a queue, until the other side has closed the pipe."""
-    with pipe, contextlib.suppress(EOFError, OSError):
-        while True:
-            messages.put(pipe.recv())
+def receive(reports: multiprocessing.Queue, come: queue.SimpleQueue, ended: int) -> None:
+    """Bring the reports of a generator into this process, until `ended`, its sentinel, says that it
+    has ended. It may be stopped or killed in the middle of a report. Whoever reads that waits for
+    ever, so this is a thread."""
+    while True:
+        try:
+            come.put(reports.get(timeout=1.0))
+        except queue.Empty:
+            if wait([ended], 0):
+                return
 
 
 # --- the generator, a process of its own ----------------------------------------------------------
@@ -166,8 +148,8 @@ def generator_process(
     gpus: str,
     settings: EngineSettings,
     parameters: SharedParameters,
-    work: Connection,
-    reports: Connection,
+    work: multiprocessing.Queue,
+    reports: multiprocessing.Queue,
 ) -> None:
     """Sample what comes through `work`, with the newest parameters, until told to stop. Any
     exception is sent to the trainer, with its traceback unless it is `NoEngine` or memory is full.
@@ -175,37 +157,34 @@ def generator_process(
     # First of all: CUDA reads it once, at the first call.
     os.environ["CUDA_VISIBLE_DEVICES"] = gpus
     belong_to_the_run()
-    sender = Sender(reports)
     try:
         if settings.engine == "torch" and settings.devices[0] != "cpu":
             parameters.pin()  # the workers of vLLM do it themselves
         sampler = Sampler(settings, parameters)
-        sender.put(Report(slots=sampler.engine.slots))
+        reports.put(Report(slots=sampler.engine.slots))
         reported = time.monotonic()
         while True:
             # 1. First take all the work, then the parameters. The trainer has read the version of a
             # group before it sent the work, so no token is sampled with parameters older than that.
-            while work.poll(0.0 if sampler.engine.unfinished else 1.0):
-                try:
-                    requests = work.recv()
-                except (EOFError, OSError):  # no more work: it is told to stop
-                    return
-                sampler.add(requests)
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    requests = work.get(timeout=0.0 if sampler.engine.unfinished else 1.0)
+                    if requests is None:
+                        return
+                    sampler.add(requests)
 
             # 2. One token for everything in flight.
             rollouts = sampler.step()
 
             # 3. What has ended goes back; now and then an empty report says that the process lives.
             if rollouts or time.monotonic() - reported > HEARTBEAT:
-                sender.put(sampler.report(rollouts))
+                reports.put(sampler.report(rollouts))
                 reported = time.monotonic()
     except BaseException as error:
         text = str(error) if isinstance(error, NoEngine) else traceback.format_exc()
         if isinstance(error, MemoryError | torch.OutOfMemoryError):
             text = out_of_memory(error)
-        sender.put(Report(error=text))
-        sender.put(None)
-        sender.thread.join()
+        reports.put(Report(error=text))
         raise SystemExit(1) from None
 
 

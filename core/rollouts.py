@@ -1,4 +1,4 @@
-"""What crosses between processes: requests and rollouts through pipes, parameters through shared
+"""What crosses between processes: requests and rollouts through queues, parameters through shared
 memory.
 
     trainer:    work.put([Request, ...])                generator:  engine.add(work.recv())

@@ -111,21 +111,21 @@ def test_pitfall_12_a_dead_or_silent_generator_is_seen():
 @pytest.mark.parametrize("sent", [b"", b"\0\0\0\x64half of it"])
 def test_a_generator_that_stops_or_dies_in_the_middle_of_a_report_is_seen(sent):
     """The first four bytes say that 100 are to come."""
-    reading, writing = multiprocessing.Pipe(duplex=False)
-    reports = queue.SimpleQueue()
-    receiver = threading.Thread(target=core.generators.receive, args=(reading, reports))
+    reports, come = multiprocessing.get_context("spawn").Queue(), queue.SimpleQueue()
+    ended, end = os.pipe()
+    given = reports, come, ended
+    receiver = threading.Thread(target=core.generators.receive, args=given, daemon=True)
     receiver.start()
-    os.write(writing.fileno(), sent)
-    generator = generator_of(reports, True, True, False, heard=10)
+    os.write(reports._writer.fileno(), sent)
+    generator = generator_of(come, True, True, False, heard=10)
     generator.receiver = receiver
     assert generator.read_reports(timeout=60) == []
     with pytest.raises(GeneratorFailed, match="generator 0 on cpu has been silent"):
         generator.read_reports(timeout=5)
-    writing.close()
+    os.close(end)  # a sentinel says that its process has ended
     with pytest.raises(GeneratorFailed, match="generator 0 on cpu ended by signal 9"):
         generator.read_reports(timeout=60)
-    receiver.join(60)
-    assert not receiver.is_alive()
+    assert receiver.is_alive() == bool(sent)  # it waits for the other half
 
 
 class Tells:
@@ -187,7 +187,7 @@ class StandIn:
     def is_alive(self):
         return not self.dead
 
-    kill = join = lambda self, *_: None
+    kill = join = close = cancel_join_thread = lambda self, *_: None
 
 
 class Judges(VerifierHere):
@@ -368,7 +368,7 @@ def test_the_trainer_waits_until_a_new_generator_is_ready():
 
 
 def test_a_replacement_that_cannot_be_started_ends_the_run_and_says_why(monkeypatch):
-    """No file is left for the pipes of another generator."""
+    """No file is left for the queues of another generator."""
 
     def full():
         raise OSError(28, "No space left on device")
@@ -376,7 +376,7 @@ def test_a_replacement_that_cannot_be_started_ends_the_run_and_says_why(monkeypa
     feed = StandInFeed("pipeline-2")
     make_steps(feed, 0, 2)
     feed.generators[1].process.dead = True
-    context = SimpleNamespace(Pipe=lambda duplex: full())
+    context = SimpleNamespace(Queue=full)
     monkeypatch.setattr(core.generators.multiprocessing, "get_context", lambda _: context)
     engine = EngineSettings("model", ("cpu",), "float32", 1, 8, None)
     feed._start = lambda number: start_generator(number, engine, None)
