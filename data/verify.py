@@ -12,8 +12,9 @@ dies. That costs one completion, which is counted as a failure and not as wrong.
 
 The guard adopts whatever the worker leaves behind, detached or not (Linux: subreaper), and kills it
 when the worker ends, or the process that owns the pool. A task may start processes without the
-sandbox, and where that has no seccomp a program can leave its group. A message is a line of JSON: nothing that a
-worker sends is ever unpickled.
+sandbox, and where that has no seccomp a program can leave its group.
+
+A message is a line of JSON: nothing that a worker sends is ever unpickled.
 """
 
 import contextlib
