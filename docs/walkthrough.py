@@ -73,7 +73,8 @@ def step(recipe: Recipe, batch: Batch, policy) -> Step:
         SETTINGS.thinking_budget[1],
         SETTINGS.answer_budget,
     )
-    m = micro_batch(batch.rollouts, range(len(batch.rollouts)), CPU, share_prompts=False)
+    widths = 0, max(rollout.total_tokens for rollout in batch.rollouts) - 1
+    m = micro_batch(batch.rollouts, range(len(batch.rollouts)), widths, CPU)
     logprobs_BT, _ = policy(m, recipe.fp32_logits)
     advantages_B = worth.advantages_PG.flatten()
     given = (recipe, logprobs_BT, m.generator_logprobs_BT, m.sampled_BT, advantages_B)
