@@ -6,7 +6,6 @@ user has started.
 """
 
 import contextlib
-import itertools
 import os
 import signal
 import socket
@@ -46,10 +45,10 @@ def from_rank_0(call: Callable, *arguments):
     rank, ranks = rank_and_ranks()
     box = [call(*arguments) if rank == 0 else None]
     if ranks > 1:
-        store, has_answered = the_store(), f"answer {next(_numbers)}"
+        store, number = store_and_number()
         if rank == 0:
-            store.set(has_answered, "")
-        store.wait([has_answered], timedelta(days=30))
+            store.set(f"answer {number}", "")
+        store.wait([f"answer {number}"], timedelta(days=30))
         dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
     return box[0]
 
@@ -69,12 +68,11 @@ def wait_for_ranks() -> None:
     from_all_ranks(None)
 
 
-def the_store() -> dist.Store:
-    """Where the ranks have met. It is in rank 0's process."""
-    return dist.distributed_c10d._get_default_store()
-
-
-_numbers = itertools.count()  # of the calls that all ranks make with the store
+def store_and_number() -> tuple[dist.Store, int]:
+    """The store where the ranks have met, in rank 0's process, and the number of this call, which
+    all ranks make."""
+    store = dist.distributed_c10d._get_default_store()
+    return store, store.add(f"calls of rank {dist.get_rank()}", 1)
 
 
 def refuse_alone(outcome: str, patience: float) -> None:
@@ -84,7 +82,7 @@ def refuse_alone(outcome: str, patience: float) -> None:
     rank, ranks = rank_and_ranks()
     if ranks == 1:
         return
-    store, number = the_store(), next(_numbers)
+    store, number = store_and_number()
     keys = [f"outcome {number} of {each}" for each in range(ranks)]
     store.set(keys[rank], outcome)
     try:
