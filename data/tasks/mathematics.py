@@ -28,7 +28,7 @@ from data import Problem, after_thinking
 
 INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
 LONGEST_TEXT = 200_000  # characters; what stands before them is not read
-LONGEST_ANSWER = 1000  # characters after NFKC; a longer one must be the wanted text itself
+LONGEST_ANSWER = 1000  # characters; a longer one must be the wanted text itself
 
 # What a worked solution says before its answer, and what ends the answer.
 SAYS_ANSWER = r"""(?xi) \#{4} (?= \s* [^\w\s]* \d | [^\n]* \s* \Z )      # not the heading of a step
@@ -474,7 +474,9 @@ mp.dps = 200  # digits; two values are the same if half of them agree
 CONSTANTS = {"e": mp.e, "i": mp.j, r"\pi": mp.pi}
 FUNCTIONS = "exp ln sin cos tan cot sec csc asin acos atan sinh cosh tanh"
 GREEK = "pi|alpha|beta|gamma|delta|epsilon|theta|lambda|mu|nu|rho|sigma|tau|phi|psi|omega"
-LETTER = rf"(?:[a-zA-Z]|\\(?:{GREEK})(?![a-z]))'?(?:_(?:\w|\{{\w+\}}))?"
+# A letter, but not that of a command; and what may stand behind it
+LETTER = rf"""(?: (?<!\\) (?<!\\[a-z]) (?<!\\[a-z]{{2}}) (?<!\\[a-z]{{3}}) (?<!\\[a-z]{{4}})
+    [a-zA-Z] | \\(?:{GREEK}) (?![a-z]) ) '? (?: _(?: \w | \{{\w+\}} ) )?"""
 TOKEN = rf"""(?xa) (?<![\w^.}}])\d+[ ]\d+/\d+ | \d{{1,80}}(?:\.\d{{1,80}})?(?:[eE]-?\d\d?)?(?![\d.])
     | \.\d{{1,80}}(?!\d) | {LETTER} | \\log_ | \\[a-z]+ | !+ | \S"""
 FACTOR = r"[a-zA-Z({\\]|\d+\^"  # how one begins that has no sign before it, as in n 2^k
@@ -512,7 +514,7 @@ def same_expression(wanted: str, given: str) -> bool:
     if squeezed(wanted) == squeezed(given):
         return True
     trees = tree_of(wanted), tree_of(given)
-    letters = sorted({*re.findall(LETTER, f"{wanted} {given}")} - {*CONSTANTS})
+    letters = sorted({*re.findall(f"(?x){LETTER}", f"{wanted} {given}")} - {*CONSTANTS})
     rng, compared = random.Random(0), 0
     for signs in SIGNS if letters else SIGNS[:1]:
         sizes = [mp.mpf(rng.choice(signs) * rng.lognormvariate(2, 4)) for _ in letters]
