@@ -15,7 +15,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.special import stdtrit  # quantiles of Student's t; scipy.stats is slow to import
 
-from curve.fit import BOUND, LEAST_GAIN_MADE, MARGIN, NORMAL, Fit, Variants, with_interval
+from curve.fit import (
+    BOUND,
+    LEAST_GAIN_MADE,
+    MARGIN,
+    NORMAL,
+    Fit,
+    Variants,
+    allowed_excess,
+    spread,
+    with_interval,
+)
 
 # Standard deviations between seeds (docs/measured.md): of A, and of the logarithms of B and C_mid,
 # beside what the scatter of A does to them.
@@ -50,34 +60,33 @@ def fit_together(seeds: list[Fit]) -> list[Fit]:
     if len(fits) < 2 or all(fit.identified for fit in fits):
         return seeds
 
-    # The squared error of all seeds with A held at one value, across all of their intervals.
+    from scipy.optimize import minimize_scalar  # here, since its import takes as long as all others
+
+    squares = lambda A: sum(fit.held_at(A)[1] for fit in fits)
     ends = [fit.interval["A"] for fit in fits]
-    A = np.linspace(np.min(ends), np.max(ends), 201)
-    squares = sum(fit.held_at(A)[1] for fit in fits)
-    excess = np.mean([fit.profile.left.max() for fit in fits])  # the best curve leaves all of it
-    best = A[squares.argmin()]
-    interval = A[squares <= squares.min() + excess][[0, -1]]
+    A = minimize_scalar(squares, bounds=(np.min(ends), np.max(ends)), method="bounded").x
+    sharing = [with_A(fit, A) for fit in fits]
+    # What the seeds show of A adds up.
+    known = sum(1 / spread(fit.points[0], fit.theta, fit.given)[0, 0] for fit in sharing)
+    excess = np.mean([allowed_excess(fit.squares, fit.degrees, fit.correlation) for fit in fits])
+    half = np.sqrt(excess / known)
+    interval = tuple(np.clip([A - half, A + half], 0, 1))
 
-    together = [fit if fit.fell else with_A(fit, best, interval) for fit in seeds]
-    made = [fit.gain_made for fit in together if not fit.fell]
-    gain = best - np.mean([fit.R0 for fit in fits])
+    made = [fit.gain_made for fit in sharing]
+    gain = A - np.mean([fit.R0 for fit in fits])
     enough_made = np.mean(made) >= LEAST_GAIN_MADE and min(made) >= 0.5
-    return together if enough_made and np.ptp(interval) < gain and best < BOUND else seeds
+    if not enough_made or np.ptp(interval) >= gain or A > BOUND:
+        return seeds
+    interval_of = lambda fit: fit.interval | {"A": interval}
+    together = iter(replace(fit, interval=interval_of(fit)) for fit in sharing)
+    return [fit if fit.fell else next(together) for fit in seeds]
 
 
-def with_A(fit: Fit, A: float, interval: Sequence[float]) -> Fit:
-    """A seed with the A of all seeds and its interval."""
-    _, log_B, log_mid, R0 = fit.held_at([A])[0][0]
-    return replace(
-        fit,
-        A=A,
-        B=np.exp(log_B),
-        C_mid=np.exp(log_mid),
-        R0=R0,
-        interval=fit.interval | {"A": interval},
-        identified=True,
-        together=True,
-    )
+def with_A(fit: Fit, A: float) -> Fit:
+    """A seed with the A of all seeds."""
+    (A, log_B, log_mid, R0), _ = fit.held_at(A)
+    B, C_mid = np.exp([log_B, log_mid])
+    return replace(fit, A=A, B=B, C_mid=C_mid, R0=R0, identified=True, together=True)
 
 
 def mean_of(values: Sequence, interval: Sequence) -> tuple:
@@ -91,25 +100,36 @@ def mean_of(values: Sequence, interval: Sequence) -> tuple:
     return mean, mean - half, mean + half
 
 
+def estimate_of_A(fits: list[Fit]) -> tuple | None:
+    """A of a variant, (mean, low, high) with a 95 % t-interval, or with that of all seeds together;
+    None if a seed that counts does not identify it, or if all have risen to the bound of 1."""
+    counted = standing(fits)
+    A = [fit.A for fit in counted]
+    own = counted[0].interval["A"]
+    if counted[0].together:
+        return A[0], *own
+    if all(fit.identified for fit in counted) and (len(A) == 1 or min(A) <= BOUND):
+        return tuple(np.clip(mean_of(A, own), 0, 1))
+    return None
+
+
 def asymptote_of(fits: list[Fit]) -> str:
-    """A of a variant as text: the mean with a 95 % t-interval if all its seeds identify A,
-    otherwise seed by seed. A seed that has risen to the bound of 1 only shows what A exceeds; if
-    all have, their mean is no estimate."""
+    """A of a variant as text, seed by seed if there is no estimate of all. A seed that has risen to
+    the bound of 1 only shows what A exceeds."""
     counted = standing(fits)
     unknown = sum(not fit.identified for fit in counted)
-    A = [fit.A for fit in counted]
-    if counted[0].together:
-        text = f"{with_interval(A[0], *counted[0].interval['A'])} of all seeds together"
-    elif not unknown and (len(A) == 1 or min(A) <= BOUND):
-        text = with_interval(*np.clip(mean_of(A, counted[0].interval["A"]), 0, 1))
+    estimate = estimate_of_A(fits)
+    if estimate:
+        together = " of all seeds together" if counted[0].together else ""
+        text = with_interval(*estimate) + together
     elif all(fit.comparable for fit in counted):
         text = ", ".join(
             f"> {fit.interval['A'][0]:.3f}" if fit.A > BOUND else f"{fit.A:.3f}" for fit in counted
         )
-    elif len(A) == 1:
+    elif len(counted) == 1:
         text = "not identified"
     else:
-        text = f"not identified by {unknown} of {len(A)} runs"
+        text = f"not identified by {unknown} of {len(counted)} runs"
     fell = sum(fit.fell for fit in fits)
     if fell:
         text += "; it fell" if len(fits) == 1 else f"; {fell} of {len(fits)} fell"

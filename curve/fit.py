@@ -2,21 +2,31 @@
 data does not show.
 
 fit_curve.py has the equation and the meaning of A, B, C_mid and R0; curve/least_squares.py has the
-numerics.
+numerics. Here, too, a curve is theta = (A, log B, log C_mid, R0).
 
 Dimensions: n points of a run, m values of compute, k weighted sums of the curve at these.
 """
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
-from scipy.special import stdtrit  # quantiles of Student's t; scipy.stats is slow to import
+from scipy.special import chdtri, stdtrit  # chi squared and t; scipy.stats is slow to import
 
-from curve import least_squares
-from curve.least_squares import Array, Interval, Profile, fit_power_law, reached
+from curve.least_squares import (
+    B_RANGE,
+    Array,
+    curve_and_gradient,
+    fit_power_law,
+    least_squares,
+    limits,
+)
 from curve.logs import Series
 
+Interval = tuple[float, float]  # (low, high), 95 %
+
+SIDES = np.array([-1, 1])  # below and above
 BOUND = 0.9999  # an A above this has risen to the bound of 1
 NORMAL = stdtrit(np.inf, 0.975)  # standard errors in half of a 95 % interval
 MARGIN = 0.02  # asymptotes closer than this are not told apart (sec. 2.1, A.8)
@@ -26,8 +36,7 @@ MARGIN = 0.02  # asymptotes closer than this are not told apart (sec. 2.1, A.8)
 
 def sigmoid(C, A: float, B: float, C_mid: float, R0: float) -> Array:
     """Pass rate at compute C, of C's shape: R0 at 0, halfway at C_mid, A in the limit."""
-    with np.errstate(divide="ignore"):
-        return R0 + (A - R0) * reached(np.log(C), B, np.log(C_mid))
+    return curve_and_gradient(np.asarray(C, float), (A, np.log(B), np.log(C_mid), R0))[0]
 
 
 def power_law(C, A: float, D: float, B: float) -> Array:
@@ -36,10 +45,10 @@ def power_law(C, A: float, D: float, B: float) -> Array:
 
 
 # --- 2. A fit -------------------------------------------------------------------------------------
-# Each run is fitted twice. A, B and C_mid come from a fit that holds R0 at the first validation, as
-# the paper does. But that validation is as noisy as the others, and an error in it moves A. So the
-# intervals come from a second fit, in which R0 is free and the first validation is one more point.
-# `--r0 free` frees R0 in both fits; `--r0 VALUE` holds it in both.
+# R0 is held at the first validation, as in the paper. But that validation is as noisy as the
+# others, and may lie far off their curve. So each run is fitted again, with R0 free and the first
+# validation as one more point. If the first fit is not in the 95 % region of the second, the second
+# counts. Comparisons, in which A is held, are made as the second fit.
 
 
 @dataclass(frozen=True)
@@ -71,9 +80,9 @@ class Fit:
     degrees: int  # of freedom: points minus fitted parameters
     x: Array = field(repr=False)  # (n,) the points fitted
     y: Array = field(repr=False)
-    # x and y of the second fit, to which the first point may belong
-    points: tuple[Array, Array] = field(repr=False)
-    profile: Profile = field(repr=False)
+    points: tuple[Array, Array] = field(repr=False)  # x and y of the second fit
+    held: dict[int, float] = field(repr=False)  # column of theta and value: {3: R0} if not fitted
+    covariance: Array = field(repr=False)  # (4, 4) of theta: an interval is +- the root
     series: Series | None = field(default=None, repr=False)  # of `fit_series`
     # binomial standard deviation of one validation, if the number of answers is known
     noise: float | None = None
@@ -110,9 +119,14 @@ class Fit:
         return self.C_max / self.C_mid
 
     @property
+    def scatter(self) -> float:
+        """Half of the 95 % interval of a single validation around its curve."""
+        return stdtrit(self.degrees, 0.975) * self.rms
+
+    @property
     def gain_made(self) -> float:
         """The part of the gain that the data shows, (R(C_max) - R0) / (A - R0)."""
-        return reached(np.log(self.C_max), self.B, np.log(self.C_mid))
+        return sigmoid(self.C_max, 1, self.B, self.C_mid, 0)
 
     @cached_property
     def power_law(self) -> tuple[float, float, float]:
@@ -134,36 +148,55 @@ class Fit:
         residuals = (y - self.predict(x))[x <= C]
         return self.predict(C) + residuals[-3:].mean()
 
+    @property
+    def theta(self) -> tuple[float, ...]:
+        return self.A, np.log(self.B), np.log(self.C_mid), self.R0
+
     def interval_of(self, weights: Array, C: Array) -> tuple[Array, Array]:
         """95 % intervals (low, high), each (k,), of k sums of the curve at compute C (m,): weights
         (k, m) @ R(C)."""
-        value, gradient = least_squares.curve_and_gradient(C, self.profile.theta)
-        gradient = gradient[:, self.profile.free].transpose(0, 2, 1)
-        return self.profile.interval(value @ weights.T, weights @ gradient)
+        value, gradient = curve_and_gradient(C, self.theta)
+        J = weights @ gradient
+        half = np.sqrt(np.einsum("ki,ij,kj->k", J, self.covariance, J))
+        return weights @ value - half, weights @ value + half
 
     def band(self, C) -> Array:
         """95 % interval [low, high] of the curve, not of single validations, at compute C; each of
         C's shape."""
-        C = np.asarray(C)
+        C = np.asarray(C, float)
         interval = self.interval_of(np.eye(C.size), C.ravel())
         return np.clip(interval, 0, 1).reshape(2, *C.shape)
 
-    def held_at(self, A: Array) -> tuple[Array, Array, Array]:
-        """The best curves (k, 4) of these points with the asymptote held at A (k,) <= 1, their
-        squared errors (k,), and J'J (k, f, f), as in `least_squares.descend`. R0 is free if the
-        intervals have it free."""
-        start = np.tile([0, np.log(self.B), np.log(self.C_mid), self.R0], (len(A), 1))
-        start[:, 0] = np.minimum(A, 1)
-        return least_squares.descend(*self.points, start, self.profile.free)
+    @property
+    def given(self) -> dict[int, float]:
+        """What the second fit holds."""
+        return {} if self.r0 == "first" else self.held
 
-    def efficiency_at(self, A: Array) -> tuple[Array, Array]:
+    def held_at(self, A: float) -> tuple[Array, float]:
+        """The second fit with the asymptote held at A <= 1: theta (4,), and its squared error."""
+        return least_squares(*self.points, self.given | {0: min(A, 1)}, self.theta)
+
+    def efficiency_at(self, A: Sequence[float]) -> tuple[Array, Array]:
         """log B and log C_mid (k, 2) with the asymptote held at A (k,) <= 1 (A.8), and their
         standard errors (k, 2), widened for correlation as the intervals are."""
-        theta, squares, JJ = self.held_at(A)
-        excess = allowed_excess(squares, self.degrees + 1, self.correlation)
-        variances = np.diagonal(least_squares.inverse(JJ), axis1=1, axis2=2)
-        half = np.sqrt(excess[:, None] * variances)
-        return theta[:, 1:3], half[:, :2] / NORMAL
+        found = []
+        for each in A:
+            theta, squares = self.held_at(each)
+            excess = allowed_excess(squares, self.degrees + 1, self.correlation)
+            variances = excess * spread(self.points[0], theta, {0, *self.given}).diagonal()
+            found.append((theta[1:3], np.sqrt(variances[1:3]) / NORMAL))
+        return np.swapaxes(found, 0, 1)
+
+
+def spread(x: Array, theta: Array, held: Collection[int]) -> Array:
+    """The covariance of theta (4, 4) if each point has the variance 1 (the delta method). held: the
+    columns that are not fitted."""
+    _, J = curve_and_gradient(x, theta)
+    free = [column for column in range(4) if column not in held]
+    covariance = np.zeros((4, 4))
+    JJ = J[:, free].T @ J[:, free]
+    covariance[np.ix_(free, free)] = np.linalg.pinv(JJ, rcond=1e-12, hermitian=True)
+    return covariance
 
 
 Variants = dict[str, list[Fit]]  # by name, the seeds of each
@@ -218,8 +251,8 @@ def fit_sigmoid(x, y, r0: str | float = "first", fit_from=0.0, fit_to=np.inf) ->
     if r0 == "first" or (R0 is not None and x[0] == 0):
         fitted[0] = False
     x, y = x[fitted], y[fitted]
-    free = [1, 2, 3] if R0 is None else [1, 2]  # columns of theta beside A
-    parameters = 1 + len(free)
+    held = {} if R0 is None else {3: R0}
+    parameters = 4 - len(held)
     degrees = len(x) - parameters
     if degrees < 1:
         found = f"{len(x)} of {len(window)} points are fitted"
@@ -228,30 +261,25 @@ def fit_sigmoid(x, y, r0: str | float = "first", fit_from=0.0, fit_to=np.inf) ->
         found = f"the pass rate is {y[0]:g} at all {len(y)} points"
         raise ValueError(f"{found}: a constant has no curve to fit")
 
-    # The first fit, then the second one. If R0 is the first point, the second has one point and one
-    # parameter more, so as many degrees of freedom.
-    start = least_squares.best_of_grid(x, y, R0)
-    theta, squares = least_squares.polish(x, y, start, free)
-    points = x, y
-    if r0 == "first":
+    theta, squares = least_squares(x, y, held)
+    points, second, least, off = (x, y), theta, squares, 0.0
+    if r0 == "first":  # one point and one parameter more, so as many degrees of freedom
         points = np.append(first, x), np.append(R0, y)
-        free = [1, 2, 3]
-    best, least = least_squares.polish(*points, theta, free)
-    values, _ = least_squares.curve_and_gradient(points[0], np.array([best, theta]))
-    of_best, of_first = values - points[1]
-    lag_1, correlation = lag_one_correlation(of_best, parameters)
+        second, least = least_squares(*points, {})
+        off = curve_and_gradient(first, theta)[0] - R0
+    residuals = points[1] - curve_and_gradient(points[0], second)[0]
+    lag_1, correlation = lag_one_correlation(residuals, parameters)
     excess = allowed_excess(least, degrees, correlation)
-    if of_first @ of_first > least + excess:  # it is not in the 95 % region of the second
-        theta, squares = best, least
-    interval, profile = least_squares.profile_over_A(*points, best, theta, excess, free)
+    if squares + off**2 > least + excess:
+        (x, y), theta, squares, held = points, second, least, {}
 
-    A, log_B, log_mid, R0 = theta
+    A, B, C_mid, R0 = np.where([0, 1, 1, 0], np.exp(theta), theta)
     fit = Fit(
         A=A,
-        B=np.exp(log_B),
-        C_mid=np.exp(log_mid),
+        B=B,
+        C_mid=C_mid,
         R0=R0,
-        interval={"R0": (R0, R0)} | interval,
+        interval={},
         squares=squares,
         rms=np.sqrt(squares / degrees),
         lag_1=lag_1,
@@ -261,18 +289,57 @@ def fit_sigmoid(x, y, r0: str | float = "first", fit_from=0.0, fit_to=np.inf) ->
         x=x,
         y=y,
         points=points,
-        profile=profile,
+        held=held,
+        covariance=np.empty((4, 4)),
     )
-    return judge(fit)
+    return judge(with_intervals(fit, excess))
+
+
+def with_intervals(fit: Fit, excess: float) -> Fit:
+    """The Fit with the covariance and the intervals of its curve: curves fit about as well if their
+    squared error is at most `excess` above the least. The delta method takes it for a square of the
+    distance. For A, whose interval is longer above than below, its true growth counts."""
+    theta = np.array(fit.theta)
+    covariance = excess * spread(fit.x, theta, fit.held)
+    straight = np.sqrt(covariance[0, 0])
+    stretch = np.ones(2)
+    for _ in range(2):
+        A = np.clip(fit.A + SIDES * stretch * straight, 0, 1)
+        squares = [least_squares(fit.x, fit.y, fit.held | {0: one}, theta)[1] for one in A]
+        growth = np.maximum(np.array(squares) - fit.squares, 1e-9 * excess)
+        stretch = np.abs(A - fit.A) / straight * np.sqrt(excess / growth)
+
+    if fit.r0 == "first" and fit.held:  # R0 has the error of a point, and moves the other columns
+        _, J = curve_and_gradient(fit.x, theta)
+        moved = -covariance / excess @ J.T @ J[:, 3]
+        moved[3] = 1
+        covariance += excess * np.outer(moved, moved)
+    of_A = covariance[0].copy()
+    if fit.A > BOUND:  # what lies beyond it does not count
+        covariance += (stretch[0] ** 2 - 1) * np.outer(of_A, of_A) / of_A[0]
+    ends = theta + SIDES[:, None] * np.sqrt(covariance.diagonal())
+    ends[:, 0] = fit.A + SIDES * stretch * np.sqrt(of_A[0])
+    ends = np.clip(ends, *limits(fit.x))
+    ends[:, 1:3] = np.exp(ends[:, 1:3])
+    interval = dict(zip(("A", "B", "C_mid", "R0"), zip(*ends)))
+    return replace(fit, covariance=covariance, interval=interval)
 
 
 def fit_series(series: Series, *how) -> Fit:
     """The fit of a run, which keeps its Series. how: r0, fit_from and fit_to of `fit_sigmoid`."""
     fit = fit_sigmoid(series.x, series.y, *how)
-    noise = None
-    if series.num_examples:
-        noise = np.sqrt(np.mean(fit.y * (1 - fit.y)) / series.num_examples)
-    return replace(fit, series=series, noise=noise)
+    if not series.num_examples:
+        return replace(fit, series=series)
+    noise = np.sqrt(np.mean(fit.y * (1 - fit.y)) / series.num_examples)
+    warnings = fit.warnings
+    # By chance they are as large once in 200 runs.
+    if not fit.collapsed and fit.rms > noise * np.sqrt(chdtri(fit.degrees, 0.005) / fit.degrees):
+        text = (
+            f"residuals of {fit.rms:.4f}, but the noise of a validation is {noise:.4f}: the pass"
+            " rate moves for other reasons, or not as a sigmoid"
+        )
+        warnings = [*warnings, FitWarning("scatter", text)]
+    return replace(fit, series=series, noise=noise, warnings=warnings)
 
 
 def lag_one_correlation(residual: Array, p: int) -> tuple[float, float]:
@@ -321,7 +388,7 @@ def judge(fit: Fit) -> Fit:
     if fit.degrees < 3:
         text = f"only {len(fit.x)} points: degrees of freedom for the intervals: {fit.degrees}"
         warnings.append(FitWarning("few points", text))
-    low, high = least_squares.B_RANGE
+    low, high = B_RANGE
     if identified and not low * 1.01 < fit.B < high / 1.01:
         text = f"B = {fit.B:.3g}: the rise is a step between points"
         warnings.append(FitWarning("B is on its bound", text))

@@ -1,14 +1,15 @@
 """What a fit predicts for more compute, beside the baselines that it has to beat.
 
 The sigmoid alone misses far if the points do not bend as a sigmoid does. So the forecast is the
-median of three curves: the sigmoid, the power law, and a damped trend. If the points do bend, it is
-the sigmoid (`benchmarks/public_runs.py`, docs/fitting.md).
+median of three curves: the sigmoid, the power law, and a damped trend. If the points do bend, or
+identify A, it is the sigmoid (`benchmarks/public_runs.py`, docs/fitting.md).
 
 Dimensions: m values of compute, k weighted sums of a curve at these.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
-from scipy.special import stdtrit  # quantiles of Student's t; scipy.stats is slow to import
 
 from curve.fit import NO_RISE, Fit, beyond_0, fit_sigmoid, power_law
 from curve.least_squares import Array
@@ -40,14 +41,13 @@ def damped_trend(fit: Fit, C: Array) -> Array:
     return np.clip(y[last].mean() + slope / 2 * (np.log(C) - x[last].mean()), 0, 1)
 
 
-def forecast(fit: Fit, C: Array, weights: Array, scatter: float = 0.0) -> tuple[Array, ...]:
+def forecast(fit: Fit, C: Array, weights: Array) -> tuple[Array, ...]:
     """The forecast of weights (k, m) @ pass rate at compute C (m,) > 0, the low and the high end of
-    its 95 % interval, and the forecasts of the sigmoid and of the power law, (k,) each. scatter: of
-    single validations, which widens the interval."""
+    its 95 % interval, and the forecasts of the sigmoid and of the power law, (k,) each."""
     x, y = beyond_0(fit)
     law = fit.power_law
     of_law, of_sigmoid = np.square([power_law(x, *law) - y, fit.predict(x) - y]).sum(1)
-    bends = bool(of_law > BENT * of_sigmoid)
+    bends = bool(fit.identified or of_law > BENT * of_sigmoid)
 
     curves = np.array([fit.predict(C), power_law(C, *law), damped_trend(fit, C)]) @ weights.T
     sigmoid, law, _ = curves
@@ -55,7 +55,7 @@ def forecast(fit: Fit, C: Array, weights: Array, scatter: float = 0.0) -> tuple[
 
     # The interval of the sigmoid around the forecast, and wider if the curves disagree.
     low, high = fit.interval_of(weights, C)
-    doubt = np.hypot(DOUBT[bends] * np.ptp(curves, axis=0), np.hypot(LEAST_DOUBT, scatter))
+    doubt = np.hypot(DOUBT[bends] * np.ptp(curves, axis=0), LEAST_DOUBT)
     low = value - np.hypot(sigmoid - low, doubt)
     high = value + np.hypot(high - sigmoid, doubt)
     return value, np.clip(low, 0, 1), np.clip(high, 0, 1), sigmoid, law
@@ -68,15 +68,16 @@ def each(fit: Fit, C: Array) -> tuple[Array, Array, Array]:
 
 def forecasts(fit: Fit, C, scatter: float = 0.0) -> dict:
     """The mean pass rate over compute C, an array or a number, by forecaster, and the 95 %
-    "interval" of the forecast. Up to the last point the forecast is the curve."""
+    "interval" of the forecast. Up to the last point the forecast is the curve. scatter: of
+    validations, which widens the interval."""
     C = np.atleast_1d(C)
-    mean = forecast(fit, C, np.full((1, len(C)), 1 / len(C)), scatter)
+    mean = forecast(fit, C, np.full((1, len(C)), 1 / len(C)))
     value, low, high, sigmoid, law = np.ravel(mean)
-    values = value, sigmoid, law, fit.y[-1]
-    found = dict(zip(FORECASTERS, values)) | {"interval": [low, high]}
     if C[0] <= fit.C_max:
-        found |= {"forecast": fit.predict(C[0]), "interval": [*fit.band(C[0])]}
-    return found
+        value, low, high = fit.predict(C[0]), *fit.band(C[0])
+    ends = value - np.hypot(value - low, scatter), value + np.hypot(high - value, scatter)
+    values = dict(zip(FORECASTERS, (value, sigmoid, law, fit.y[-1])))
+    return values | {"interval": [*np.clip(ends, 0, 1)]}
 
 
 # --- 2. Is it worth going on? ---------------------------------------------------------------------
@@ -96,8 +97,10 @@ def gain_of_twice(fit: Fit) -> dict:
     )
     if fit.fell:
         sentence = f"going on: {text} at best, since this run fell, and no forecast foresees a fall"
-    elif round(gain, 3) < LITTLE:  # as it is printed
+    elif high < LITTLE:
         sentence = f"going on: {text}, less than {LITTLE}: hardly worth it"
+    elif low < LITTLE:
+        sentence = f"going on: {text}: this data cannot tell whether it is {LITTLE}"
     else:
         sentence = f"going on: {text}: worth it"
     return {"gain": gain, "interval": [low, high], "sentence": sentence}
@@ -109,7 +112,7 @@ def reached_at(fit: Fit, pass_rate: float) -> dict:
     C = np.geomspace(fit.C_max, FURTHEST * fit.C_max, 400)
     x, high, low = (next(iter(C[curve >= pass_rate]), None) for curve in each(fit, C))
     beyond = f"within {FURTHEST} times the compute"
-    compute, rates = fit.points  # the one before training too
+    compute, rates = np.append(0, fit.x), np.append(fit.R0, fit.y)
     if rates.max() >= pass_rate and (x == fit.C_max or fit.fell):
         x = low = high = compute[rates >= pass_rate][0]
         sentence = f"{pass_rate:g} is reached already, first at {x:.4g}"
@@ -123,9 +126,9 @@ def reached_at(fit: Fit, pass_rate: float) -> dict:
 
 
 def levelled_off(series: Series, least_gain: float) -> bool:
-    """Whether twice the compute would gain less than this, by the forecasts at the last two points.
-    Never if there are fewer than LEAST_TO_STOP points before the last, or if nothing has risen yet,
-    or if the pass rate has come down."""
+    """Whether twice the compute would surely gain less than this, by the intervals of the forecasts
+    at the last two points. Never if there are fewer than LEAST_TO_STOP points before the last, or
+    if nothing has risen yet, or if the pass rate has come down."""
     if len(series.x) <= LEAST_TO_STOP:
         return False
     for end in (-1, None):
@@ -135,30 +138,63 @@ def levelled_off(series: Series, least_gain: float) -> bool:
             return False
         if fit.fell or NO_RISE in [warning.kind for warning in fit.warnings]:
             return False
-        if gain_of_twice(fit)["gain"] >= least_gain:
+        if gain_of_twice(fit)["interval"][1] >= least_gain:
             return False
     return True
 
 
-# --- 3. A test of the forecast --------------------------------------------------------------------
+# --- 3. The record of a forecast ------------------------------------------------------------------
+
+CUTS = 0.25, 0.5, 0.75  # of the last compute
 
 
-def held_out(
-    x: Array, y: Array, r0: str | float = "first", fit_to: float | None = None, fit_from=0.0
-) -> dict:
-    """The mean of the last three points (`came`), and its forecasts from the points with compute <=
-    fit_to, by default half of the last compute. `interval` is the 95 % interval of the forecast,
-    widened by the scatter of three points. The arguments are as in `fit_sigmoid`. ValueError if the
-    early points cannot be fitted."""
-    fit_to = fit_to or x[-1] / 2
-    # The early points are fitted, and the last three are forecast, if they come later.
-    early = fit_sigmoid(x, y, r0, fit_from, fit_to)
-    first = max(len(x) - 3, np.sum(x <= fit_to))
-    later = x[first:]
-    scatter = stdtrit(early.degrees, 0.975) * early.rms / np.sqrt(len(later))
+def early_fits(fit: Fit) -> Iterator[Fit]:
+    """The fits of the first parts of a run, up to each of CUTS; of a fit that leaves out the last
+    points (--fit-to), itself."""
+    x, y = fit.series.x, fit.series.y
+    if fit.C_max < x[-1]:
+        yield fit
+        return
+    for cut in CUTS:
+        try:
+            yield fit_sigmoid(x, y, fit.r0, fit.x[0], cut * x[-1])
+        except ValueError:  # too few points, or nothing has moved yet
+            continue
+
+
+def tested(early: Fit, x: Array, y: Array) -> dict:
+    """The mean of the last three points of a run (`came`), or of those after the `early` fit, and
+    its forecasts. `interval` is that of the forecast, widened by the scatter of these points;
+    `missed_by` the forecast minus what came."""
+    first = max(len(x) - 3, np.sum(x <= early.C_max))
+    later, came = x[first:], y[first:].mean()
+    found = forecasts(early, later, early.scatter / np.sqrt(len(later)))
     return {
-        "fit_to": fit_to,
+        "fit_to": early.C_max,
         "n_points": len(early.x),
-        "came": y[first:].mean(),
-        **forecasts(early, later, scatter),
+        "came": came,
+        "missed_by": found["forecast"] - came,
+        "A": early.A if early.identified else None,
+        **found,
     }
+
+
+def held_out(x: Array, y: Array, r0: str | float = "first", fit_to: float | None = None) -> dict:
+    """How the points up to fit_to, by default half of the last compute, forecast the end: `tested`.
+    The arguments are as in `fit_sigmoid`. ValueError if the early points cannot be fitted."""
+    return tested(fit_sigmoid(x, y, r0, 0, fit_to or x[-1] / 2), x, y)
+
+
+def about_record(record: list[dict], fit: Fit) -> str:
+    """What the tests of early forecasts say of the next one, in words, or ""."""
+    said = []
+    misses = np.array([test["missed_by"] for test in record])
+    if len(record) > 1 and np.abs(misses).max() < LITTLE:
+        said.append(f"they agree: each came within {LITTLE}")
+    elif len(record) > 1 and abs(np.sign(misses).sum()) == len(record):
+        said.append(f"each was too {'low' if misses[0] < 0 else 'high'}")
+    A = [test["A"] for test in record] + [fit.A if fit.identified else None]
+    steps = np.diff(A) if len(A) > 2 and None not in A else np.zeros(1)
+    if (steps > 0).all() or (steps < 0).all():
+        said.append(f"A drifts one way: {', '.join(f'{one:.3f}' for one in A)}")
+    return "; ".join(said)

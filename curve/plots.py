@@ -13,7 +13,7 @@ import numpy as np
 from curve.comparison import Comparison, asymptote_of
 from curve.files import whole_file
 from curve.fit import Fit, Variants, beyond_0, with_interval
-from curve.forecast import each
+from curve.forecast import each, early_fits
 from curve.least_squares import Array
 
 # What the columns of our own logs count.
@@ -43,19 +43,24 @@ def plot_variants(
     # Text stays text in a PDF or SVG, and $ in a name begins no formula.
     as_text = {"pdf.fonttype": 42, "svg.fonttype": "none", "text.parse_math": False}
     with rc_context(as_text), whole_file(path) as partial:
-        figure = Figure(figsize=(9, 4.8))
-        axes = figure.subplots()
         if len(fits) == 1:
+            figure = Figure(figsize=(9, 6))
+            axes, strip = figure.subplots(2, sharex=True, height_ratios=(5, 1))
             _draw_run(axes, fits[0], predict)
-            _add_legend(axes, ncols=2)
+            _draw_residuals(strip, fits[0])
+            _label_axes(axes, strip, fits)
+            _add_legend(axes, strip, ncols=2)
         else:
+            figure = Figure(figsize=(9, 4.8))
+            axes = figure.subplots()
             _draw_variants(axes, variants, comparisons)
-        _label_axes(axes, fits)
+            _label_axes(axes, axes, fits)
         figure.savefig(partial, format=path.suffix[1:].lower(), dpi=110, bbox_inches="tight")
 
 
 def _draw_run(axes, fit: Fit, predict: Sequence[float]) -> None:
-    """Points, curve, band, and a forecast to 4 times the last compute or the last `predict`."""
+    """Points, curve, band, a forecast to 4 times the last compute or the last `predict`, and the
+    forecasts from early parts of the run to its end."""
     series = fit.series
     title = series.name if fit.identified else f"{series.name}\n{fit.warnings[0]}"
     axes.set_title(title, fontsize=10, wrap=True)
@@ -80,6 +85,11 @@ def _draw_run(axes, fit: Fit, predict: Sequence[float]) -> None:
     later = each(fit, future)
     _draw_curve(axes, future, *later, "C0", ls="--", label="forecast, 95 % interval")
 
+    for early in early_fits(fit) if fit.C_max == series.x[-1] else ():
+        C = np.geomspace(early.C_max, series.x[-1], 50)
+        axes.plot(C, each(early, C)[0], color="0.5", lw=0.9)
+    axes.plot([], [], color="0.5", lw=0.9, label="forecasts from earlier points")
+
     # The parameters that are lines, as far as the data shows them.
     if fit.identified:
         text = f"asymptote A {with_interval(fit.A, *fit.interval['A'])}"
@@ -91,6 +101,15 @@ def _draw_run(axes, fit: Fit, predict: Sequence[float]) -> None:
         axes.axhline(low, color="C3", lw=1, ls="--", label=f"A not identified: above {low:.3f}")
     text = f"R0 {fit.R0:.3f}: before training"
     axes.axhline(fit.R0, color="0.45", lw=1, ls=":", label=text)
+
+
+def _draw_residuals(axes, fit: Fit) -> None:
+    """The points minus the curve; in grey, where 95 % of single validations lie around it."""
+    x, y = beyond_0(fit)
+    axes.axhspan(-fit.scatter, fit.scatter, color="0.9")
+    axes.plot(x, y - fit.predict(x), "o", ms=3, color="C0")
+    axes.axhline(0, color="C0", lw=1)
+    axes.set_ylabel("residual")
 
 
 def _draw_variants(axes, variants: Variants, comparisons: Sequence[Comparison]) -> None:
@@ -105,12 +124,13 @@ def _draw_variants(axes, variants: Variants, comparisons: Sequence[Comparison]) 
     named = variants if len(others) < 2 else (first, f"{len(others)} others")
     title = f"Pass rate over compute: {' and '.join(named)} ({len(fits)} runs)"
     axes.set_title(title, fontsize=10, wrap=True)
-    how = "points of all seeds, mean of the fitted curves, to twice the compute (dashed)"
+    how = "points of all seeds, and the mean of their curves, to twice the compute (dashed);\nband:"
+    how += " from the lowest curve of a seed to the highest, of a single run its 95 % interval"
     if any(fit.series.x[0] == 0 for fit in fits):
         how += "; at the left edge: before training"
     if any(fit.fell for fit in fits):
         how += ";\ntriangle: a run that fell, which is in no mean"
-    _add_legend(axes, title=how, reverse=True)
+    _add_legend(axes, axes, title=how, reverse=True)
 
 
 def _draw_variant(axes, label: str, seeds: list[Fit], color: str) -> None:
@@ -158,11 +178,11 @@ def _axis_label(quantity: str, columns: set[str]) -> str:
     return f"{quantity} ({COMPUTE_UNITS.get(column, column)})" if says_more else quantity
 
 
-def _label_axes(axes, fits: list[Fit]) -> None:
-    """Name the axes, and print compute as the report does."""
-    x_label = _axis_label("compute", {fit.series.x_name for fit in fits})
+def _label_axes(axes, lowest, fits: list[Fit]) -> None:
+    """Name the axes, and print compute as the report does. lowest: the axes that name it."""
+    lowest.set_xlabel(_axis_label("compute", {fit.series.x_name for fit in fits}))
     y_label = _axis_label("pass rate", {fit.series.y_name for fit in fits})
-    axes.set(xlabel=x_label, ylabel=y_label, xscale="log")
+    axes.set(ylabel=y_label, xscale="log")
     low, high = axes.get_xlim()
     if high < 100 * low:  # over less than two decades more ticks have a number
         axes.xaxis.get_major_locator().set_params(subs=(1, 2, 5))
@@ -171,7 +191,8 @@ def _label_axes(axes, fits: list[Fit]) -> None:
     axes.grid(alpha=0.25)
 
 
-def _add_legend(axes, **how) -> None:
-    """The legend stands below the axes, where it covers no curve."""
-    where = {"loc": "upper left", "bbox_to_anchor": (0, -0.15), "alignment": "left"}
+def _add_legend(axes, lowest, **how) -> None:
+    """The legend of some axes stands below the lowest ones, where it covers no curve."""
+    where = {"loc": "upper left", "alignment": "left", "bbox_transform": lowest.transAxes}
+    where["bbox_to_anchor"] = 0, -0.15 if lowest is axes else -0.6
     axes.legend(fontsize=8, title_fontsize=8, **where, **how)

@@ -1,7 +1,8 @@
 """What is said of fitted runs: numbers and words for each, and a table of variants.
 
-A row of a table is a dict with a text for each column, and all rows of a table have the same
-columns.
+A row of a table is a dict with a value for each column, and all rows of a table have the same
+columns. A value is a text, a number, (value, low, high), or None; A of a variant has a text beside
+its numbers.
 """
 
 from collections.abc import Sequence
@@ -9,11 +10,21 @@ from itertools import zip_longest
 
 import numpy as np
 
-from curve.comparison import Comparison, asymptote_of, mean_of, standing
+from curve.comparison import Comparison, asymptote_of, estimate_of_A, mean_of, standing
 from curve.fit import Fit, Variants, with_interval
-from curve.forecast import FORECASTERS, forecasts, gain_of_twice, held_out, reached_at
+from curve.forecast import (
+    FORECASTERS,
+    about_record,
+    early_fits,
+    forecasts,
+    gain_of_twice,
+    reached_at,
+    tested,
+)
 
-Row = dict[str, str]
+Row = dict[str, str | float | tuple | dict | None]
+# How numbers are printed, if not with three decimals.
+FORMS = {"B": ".2f", "C_mid": ".3g", "ratio of B": ".2f", "ratio of C_mid": ".2f"}
 # What --json has of a Fit as it is.
 FIGURES = "A B C_mid R0 identified interval rms lag_1 noise warnings gain_made".split()
 
@@ -25,12 +36,12 @@ def report(fit: Fit, predict: Sequence[float] = (), reach: float | None = None) 
     """All that is known about one run, as --json writes it. A, B and C_mid are None if A is not
     identified. reach: a pass rate whose compute is asked for."""
     series = fit.series
-    # With --fit-to, the points beyond it are held out; otherwise the second half of the run.
-    fit_to = fit.C_max if fit.C_max < series.x[-1] else None
-    try:
-        test = held_out(series.x, series.y, fit.r0, fit_to, fit.x[0])
-    except ValueError as error:
-        test = {"error": str(error)}
+    record = [tested(early, series.x, series.y) for early in early_fits(fit)]
+    half = min(
+        record,
+        key=lambda test: abs(test["fit_to"] - series.x[-1] / 2),
+        default={"error": "too few points"},
+    )
     numbers = {name: getattr(fit, name) for name in FIGURES}
     if not fit.identified:
         numbers |= dict.fromkeys(("A", "B", "C_mid"))
@@ -43,10 +54,14 @@ def report(fit: Fit, predict: Sequence[float] = (), reach: float | None = None) 
         "y": series.y_name,
         "points": np.stack([series.x, series.y], 1).tolist(),
         "fit_window": [fit.x[0], fit.C_max],
-        "forecast": [forecasts(fit, C) | {"x": C} for C in (*predict, 2 * fit.C_max)],
+        "forecast": [
+            forecasts(fit, C) | {"x": C, "validation": forecasts(fit, C, fit.scatter)["interval"]}
+            for C in (*predict, 2 * fit.C_max)
+        ],
         "going_on": gain_of_twice(fit),
         "reach": reached_at(fit, reach) if reach else None,
-        "baselines": {"power_law": dict(zip("ADB", fit.power_law)), "held_out": test},
+        "baselines": {"power_law": dict(zip("ADB", fit.power_law)), "held_out": half},
+        "record": record,
     }
 
 
@@ -80,7 +95,7 @@ def describe(fit: Fit, report: dict) -> str:
         value = "not identified" if report[name] is None else f"{report[name]:.4g}"
         lines.append(f"  {name:6}{value:>15}   95 % [{low:.4g}, {high:.4g}]   {text}")
     # How far the run goes, and how the points lie around the curve.
-    shown = f"C_max/C_mid {fit.reach:.2g} ({100 * fit.gain_made:.0f} % of gain)"
+    shown = f"C_max/C_mid {fit.reach:.2g} ({int(100 * fit.gain_made)} % of gain)"
     residuals = f"rms {fit.rms:.4f}, correlation of neighbours {fit.lag_1:.2f}"
     noise = f"; noise of a validation {fit.noise:.4f}" if fit.noise else ""
     lines.append(f"  {shown}; residuals: {residuals}{noise}")
@@ -89,20 +104,30 @@ def describe(fit: Fit, report: dict) -> str:
     for forecast in report["forecast"] if not fit.collapsed else ():
         value = with_interval(forecast["forecast"], *forecast["interval"])
         others = [f"{name.replace('_', ' ')} {forecast[name]:.3f}" for name in FORECASTERS[1:]]
-        lines.append(f"  forecast at {forecast['x']:.4g}: {value} ({', '.join(others)})")
+        single = "{:.3f}, {:.3f}".format(*forecast["validation"])
+        lines.append(
+            f"  forecast at {forecast['x']:.4g}: {value}, a single validation [{single}]"
+            f" ({', '.join(others)})"
+        )
     said = [report["reach"], not fit.collapsed and report["going_on"]]
     lines += [f"  {each['sentence']}" for each in said if each]
-    test = report["baselines"]["held_out"]
-    if "error" in test:
-        lines.append(f"  no held-out test: {test['error']}")
-    else:
-        came = test["came"]
-        tested = [
-            f"{name.replace('_', ' ')} {test[name]:.3f} ({test[name] - came:+.3f})"
-            for name in FORECASTERS
-        ]
-        up_to = f"fitted up to {test['fit_to']:.4g}"
-        lines.append(f"  held out, {up_to}: {came:.3f} came; {', '.join(tested)}")
+    record = report["record"]
+    rows = [
+        {
+            "held out, fitted up to": f"{test['fit_to']:.4g}",
+            "forecast": (test["forecast"], *test["interval"]),
+            "came": test["came"],
+            "error": f"{test['missed_by']:+.3f}",
+            **{
+                name.replace("_", " "): f"{test[name] - test['came']:+.3f}"
+                for name in FORECASTERS[1:]
+            },
+            "A": test["A"],
+        }
+        for test in record
+    ]
+    table = markdown(rows).splitlines() if rows else ["no held-out test: too few points"]
+    lines += [f"  {line}" for line in filter(None, [*table, about_record(record, fit)])]
     lines += [f"  ! {warning}" for warning in fit.warnings]
     return "\n".join(lines)
 
@@ -114,7 +139,7 @@ def variants_table(
     variants: Variants, comparisons: Sequence[Comparison] = (), C: float | None = None
 ) -> list[Row]:
     """A row for each variant, with the verdict of its comparison. A, B, C_mid and the forecast at
-    compute C (by default twice the last of all runs) are those of the `standing` Fits. "-" stands
+    compute C (by default twice the last of all runs) are those of the `standing` Fits. None stands
     in the place of B, C_mid and the forecast if a seed alone does not identify A; but a compute
     that all curves describe is no forecast. An interval is over the seeds, and the forecast's at
     least as wide as those of their fits; that of a single run is of its fit."""
@@ -122,23 +147,24 @@ def variants_table(
     rows = []
     # The first variant is compared with none.
     for (variant, seeds), comparison in zip_longest(variants.items(), [None, *comparisons]):
-        row = {"variant": variant, "runs": str(len(seeds)), "A": asymptote_of(seeds)}
+        A = {"estimate": estimate_of_A(seeds), "text": asymptote_of(seeds)}
+        row = {"variant": variant, "runs": len(seeds), "A": A}
         # The mean of the seeds, if each of them has its own curve.
         fits = standing(seeds)
         known = all(fit.identified and not (fit.together or fit.fell) for fit in fits)
-        for name, form in {"B": ".2f", "C_mid": ".3g"}.items():
+        for name in ("B", "C_mid"):
             logs = np.log([getattr(fit, name) for fit in fits])
             mean = np.exp(mean_of(logs, np.log(fits[0].interval[name])))
-            row[name] = with_interval(*mean, form) if known else "-"
-        row["last value"] = f"{np.mean([fit.y[-1] for fit in seeds]):.3f}"
-        forecast = "-"
+            row[name] = tuple(mean) if known else None
+        row["last value"] = np.mean([fit.y[-1] for fit in seeds])
+        forecast = None
         if known or all(fit.describes(C) and not fit.together for fit in fits):
             found = [forecasts(fit, C) for fit in fits]
             # The seeds share the doubt of the sigmoid, so it is as wide as that of a run at least.
             own = np.mean([one["interval"] for one in found], axis=0)
             mean, *over_seeds = mean_of([one["forecast"] for one in found], own)
             ends = np.sort([*own, *over_seeds])[[0, -1]]
-            forecast = with_interval(*np.clip([mean, *ends], 0, 1))
+            forecast = tuple(np.clip([mean, *ends], 0, 1))
         row[f"forecast at {C:.4g}"] = forecast
         rows.append(row)
         if not comparisons:
@@ -148,7 +174,7 @@ def variants_table(
         held = comparison and comparison.efficiency
         for name in ("B", "C_mid"):
             ratio = f"{name}_ratio"
-            row[f"ratio of {name}"] = with_interval(*held[ratio], ".2f") if held else "-"
+            row[f"ratio of {name}"] = held[ratio] if held else None
         others = "(the others are compared with it)"
         row["verdict"] = comparison.verdict if comparison else others
     return rows
@@ -173,12 +199,21 @@ def caption(fits: Sequence[Fit]) -> str:
     return "\n".join([f"Read: {', '.join(columns)}. {intervals}", *dict.fromkeys(notes)])
 
 
+def as_text(column: str, value) -> str:
+    """The cell of a table."""
+    form = FORMS.get(column, ".3f")
+    if isinstance(value, tuple):
+        value = with_interval(*value, form)
+    elif isinstance(value, dict):
+        value = value["text"]
+    elif isinstance(value, float):
+        value = f"{value:{form}}"
+    return "-" if value is None else str(value).replace("|", r"\|")
+
+
 def markdown(rows: Sequence[Row]) -> str:
     """A Markdown table that can also be read as it is."""
-    lines = [
-        [cell.replace("|", r"\|") for cell in cells]
-        for cells in (rows[0], *(row.values() for row in rows))
-    ]
+    lines = [[*rows[0]], *([as_text(*cell) for cell in row.items()] for row in rows)]
     widths = [max(map(len, cells)) for cells in zip(*lines)]
     lines.insert(1, ["-" * width for width in widths])
     return "\n".join(f"| {' | '.join(map(str.ljust, line, widths))} |" for line in lines)
