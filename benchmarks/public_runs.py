@@ -1,5 +1,5 @@
 """How public runs end beside their forecasts, and which warnings foretell errors: the figures of
-docs/public_runs.md, and docs/public_runs.csv with a line for each run.
+docs/fitting.md, and docs/public_runs.csv with a line for each run.
 
     python benchmarks/public_runs.py CLONES
 
@@ -22,8 +22,8 @@ from pathlib import Path
 import common
 import numpy as np
 
-from curve.fit import fit_sigmoid
-from curve.forecast import FORECASTERS, LITTLE, gain_of_twice, held_out, levelled_off, reached_at
+from curve.fit import Fit, fit_sigmoid
+from curve.forecast import FORECASTERS, LITTLE, gain_of_twice, levelled_off, reached_at, tested
 from curve.logs import Series, read_log
 from curve.report import markdown
 
@@ -33,6 +33,7 @@ RETU_PROBLEMS = dict(gsm8k=1317, olympiad_bench=291, math=237, minerva=262, aime
 SMALL = 0.1  # a smaller gain is a small one
 PARTS = {"a quarter": 1 / 4, "a third": 1 / 3, "a half": 1 / 2, "two thirds": 2 / 3}
 FIVE_PARTS = (*PARTS.values(), 3 / 4)
+FITS = {}  # of `early_fit`
 
 
 @dataclass
@@ -109,13 +110,21 @@ def read_retu(content: bytes) -> Series:
 # --- forecasts ------------------------------------------------------------------------------------
 
 
+def early_fit(series: Series, part: float) -> Fit:
+    """The fit of this part of the steps, made once. ValueError if there is none."""
+    key = series.x.tobytes(), series.y.tobytes(), part
+    if key not in FITS:
+        FITS[key] = fit_sigmoid(series.x, series.y, fit_to=part * series.x[-1])
+    return FITS[key]
+
+
 def forecast(series: Series, part: float) -> Forecast | None:
     """The forecast from this part of the steps; None if it cannot be fitted."""
     try:
-        early = fit_sigmoid(series.x, series.y, fit_to=part * series.x[-1])
-        test = held_out(series.x, series.y, fit_to=part * series.x[-1])
+        early = early_fit(series, part)
     except ValueError:
         return None
+    test = tested(early, series.x, series.y)
     low, high = test["interval"]
     errors = np.array([test[name] - test["came"] for name in FORECASTERS])
     kinds = [warning.kind for warning in early.warnings]
@@ -164,8 +173,14 @@ def error_rows(runs: list[Series]) -> list[dict]:
             cells = [f"{median:.4f} / {square:.4f}" for median, square in both]
             row = {"median / root mean square": f"{size}, {name}", "runs": str(len(found))}
             row |= dict(zip(FORECASTERS, cells))
+            row["error"] = signed(errors[:, 0])
             rows.append(row | {"inside": percent([one.inside for one in found])})
     return rows
+
+
+def signed(errors: np.ndarray) -> str:
+    """The median error of a forecast, and how often it is too low."""
+    return f"{np.median(errors):+.3f}, low in {percent(errors < 0)}"
 
 
 def percent(shares) -> str:
@@ -184,13 +199,15 @@ def warning_rows(runs: list[Series], parts: tuple[float, ...]) -> list[dict]:
     groups |= {f"`! {kind}`": [one for one in found if kind in one.warnings] for kind in kinds}
     rows = []
     for name, group in groups.items():
-        errors = np.abs([one.errors[0] for one in group])
+        of_forecast = np.array([one.errors[0] for one in group])
+        errors = np.abs(of_forecast)
         rows.append({
             "": name,
             "fits": str(len(group)),
             "error: median": f"{np.median(errors):.3f}",
             "root mean square": f"{np.sqrt(np.mean(errors**2)):.3f}",
             "errors above .05": percent(errors > 0.05),
+            "error": signed(of_forecast),
             "inside": percent([one.inside for one in group]),
         })  # fmt: skip
     return rows
@@ -204,7 +221,7 @@ def early_fits(runs: list[Series], names: list[str]):
     for name in names:
         for series in runs:
             try:
-                fit = fit_sigmoid(series.x, series.y, fit_to=PARTS[name] * series.x[-1])
+                fit = early_fit(series, PARTS[name])
             except ValueError:
                 continue
             yield name, series, fit
@@ -217,7 +234,7 @@ def stop_rows(runs: list[Series]) -> list[dict]:
     gains = {name: [] for name in names}
     for name, series, fit in early_fits(runs, names):
         fits[name] += 1
-        if gain_of_twice(fit)["gain"] < LITTLE:
+        if gain_of_twice(fit)["interval"][1] < LITTLE:
             gains[name].append(gain_at_twice(series, int(np.sum(series.x <= fit.C_max))))
     stop = f"`--stop-when-gain-below {LITTLE}`"
     fits[stop] = len(runs)

@@ -82,7 +82,8 @@ class Fit:
     y: Array = field(repr=False)
     points: tuple[Array, Array] = field(repr=False)  # x and y of the second fit
     held: dict[int, float] = field(repr=False)  # column of theta and value: {3: R0} if not fitted
-    covariance: Array = field(repr=False)  # (4, 4) of theta: an interval is +- the root
+    # (2, 4, 4) of theta, for smaller and for larger A: an interval is +- the root
+    covariance: Array = field(repr=False)
     series: Series | None = field(default=None, repr=False)  # of `fit_series`
     # binomial standard deviation of one validation, if the number of answers is known
     noise: float | None = None
@@ -156,9 +157,8 @@ class Fit:
         """95 % intervals (low, high), each (k,), of k sums of the curve at compute C (m,): weights
         (k, m) @ R(C)."""
         value, gradient = curve_and_gradient(C, self.theta)
-        J = weights @ gradient
-        half = np.sqrt(np.einsum("ki,ij,kj->k", J, self.covariance, J))
-        return weights @ value - half, weights @ value + half
+        below, above = half_widths(weights @ gradient, self.covariance)
+        return weights @ value - below, weights @ value + above
 
     def band(self, C) -> Array:
         """95 % interval [low, high] of the curve, not of single validations, at compute C; each of
@@ -197,6 +197,13 @@ def spread(x: Array, theta: Array, held: Collection[int]) -> Array:
     JJ = J[:, free].T @ J[:, free]
     covariance[np.ix_(free, free)] = np.linalg.pinv(JJ, rcond=1e-12, hermitian=True)
     return covariance
+
+
+def half_widths(J: Array, covariance: Array) -> Array:
+    """The lower and the upper halves (2, k) of the 95 % intervals of k quantities with derivatives
+    J (k, 4) by theta. One that falls with A is small where A is large."""
+    half = np.sqrt(np.einsum("ki,sij,kj->sk", J, covariance, J).clip(0))
+    return np.where(J @ covariance[0, 0] < 0, half[::-1], half)
 
 
 Variants = dict[str, list[Fit]]  # by name, the seeds of each
@@ -290,7 +297,7 @@ def fit_sigmoid(x, y, r0: str | float = "first", fit_from=0.0, fit_to=np.inf) ->
         y=y,
         points=points,
         held=held,
-        covariance=np.empty((4, 4)),
+        covariance=np.zeros((2, 4, 4)),
     )
     return judge(with_intervals(fit, excess))
 
@@ -314,11 +321,10 @@ def with_intervals(fit: Fit, excess: float) -> Fit:
         moved = -covariance / excess @ J.T @ J[:, 3]
         moved[3] = 1
         covariance += excess * np.outer(moved, moved)
-    of_A = covariance[0].copy()
-    if fit.A > BOUND:  # what lies beyond it does not count
-        covariance += (stretch[0] ** 2 - 1) * np.outer(of_A, of_A) / of_A[0]
-    ends = theta + SIDES[:, None] * np.sqrt(covariance.diagonal())
-    ends[:, 0] = fit.A + SIDES * stretch * np.sqrt(of_A[0])
+    of_A = covariance[0]
+    stretch = np.minimum(stretch, np.array([fit.A, 1 - fit.A]) / np.sqrt(of_A[0]))
+    covariance = covariance + np.multiply.outer(stretch**2 - 1, np.outer(of_A, of_A) / of_A[0])
+    ends = theta + SIDES[:, None] * half_widths(np.eye(4), covariance)
     ends = np.clip(ends, *limits(fit.x))
     ends[:, 1:3] = np.exp(ends[:, 1:3])
     interval = dict(zip(("A", "B", "C_mid", "R0"), zip(*ends)))

@@ -47,11 +47,11 @@ def forecast(fit: Fit, C: Array, weights: Array) -> tuple[Array, ...]:
     x, y = beyond_0(fit)
     law = fit.power_law
     of_law, of_sigmoid = np.square([power_law(x, *law) - y, fit.predict(x) - y]).sum(1)
-    bends = bool(fit.identified or of_law > BENT * of_sigmoid)
+    bends = bool(of_law > BENT * of_sigmoid)
 
     curves = np.array([fit.predict(C), power_law(C, *law), damped_trend(fit, C)]) @ weights.T
     sigmoid, law, _ = curves
-    value = sigmoid if bends else np.median(curves, axis=0)
+    value = sigmoid if bends or fit.identified else np.median(curves, axis=0)
 
     # The interval of the sigmoid around the forecast, and wider if the curves disagree.
     low, high = fit.interval_of(weights, C)

@@ -105,7 +105,7 @@ def _draw_run(axes, fit: Fit, predict: Sequence[float]) -> None:
 
 def _draw_residuals(axes, fit: Fit) -> None:
     """The points minus the curve; in grey, where 95 % of single validations lie around it."""
-    x, y = beyond_0(fit)
+    x, y = beyond_0(fit.series)
     axes.axhspan(-fit.scatter, fit.scatter, color="0.9")
     axes.plot(x, y - fit.predict(x), "o", ms=3, color="C0")
     axes.axhline(0, color="C0", lw=1)
