@@ -256,7 +256,7 @@ def test_the_compute_for_a_pass_rate():
 
 
 def test_a_run_that_has_levelled_off_is_told_from_one_that_may_still_climb():
-    x, y = run_of(A=0.9, B=2.0, n=31, last=3000.0)
+    x, y = run_of(A=0.9, B=2.0, n=31, last=3000.0, noise=0.002)
     assert levelled_off(Series("level", x, y), 0.02)
     assert not levelled_off(Series("level", x, y), 0.0001)
     may_climb = {
@@ -264,6 +264,7 @@ def test_a_run_that_has_levelled_off_is_told_from_one_that_may_still_climb():
         "climbing": run_of(A=0.9, B=1.0, C_mid=300.0),
         "nothing has risen": run_of(A=0.2),
         "too few points": (x[:9], y[:9]),
+        "its interval holds .02": run_of(A=0.9, B=2.0, n=31, last=3000.0, noise=0.03),
     }
     for name, points in may_climb.items():
         assert not levelled_off(Series(name, *points), 0.02), name
