@@ -50,8 +50,8 @@ def test_the_notebook_says_what_lesson_1_says(monkeypatch, capsys):
     monkeypatch.chdir(FOLDER)  # as Jupyter does
     exec("\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"), {})
     printed = capsys.readouterr().out
-    assert "A 0.694, 95 % [0.680, 0.712]; B 2.03" in printed  # the figures of the lesson
-    assert "10 validations: A is known, 0.665 [0.643, 0.696]; it ended at 0.688" in printed
+    assert "A 0.694, 95 % [0.680, 0.711]; B 2.03" in printed  # the figures of the lesson
+    assert "10 validations: A is known, 0.665 [0.642, 0.696]; it ended at 0.688" in printed
 
 
 # --- changes that pages show ----------------------------------------------------------------------
