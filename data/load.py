@@ -24,7 +24,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import chain
 from pathlib import Path
 from string import ascii_uppercase as LETTERS
 
@@ -243,8 +242,7 @@ def task_of(argument: str) -> tuple[str, bool]:
         return f"data.tasks.{spec.task}", False
     columns = spec.options
     if spec.name not in KNOWN:
-        files = [path for paths in find_parts(spec).values() for path in paths]
-        _, record = next(read_records(files[0]))
+        _, record = next(read_records(next(iter(find_files(spec)))))
         columns = choose_columns(spec, record)
     return judge_of(spec, columns).__name__, "system" in columns
 
@@ -279,8 +277,8 @@ def made_problems(spec: Spec, split: str, number: int) -> list[Problem]:
 
 def read_source(spec: Spec) -> Source:
     """Problems of files to train on, and those that are held out. Raises ValueError if none are."""
-    parts = find_parts(spec)
-    problems, notes = read_problems(spec, parts["train"], "train")
+    files = find_files(spec)
+    problems, notes = read_problems(spec, files, "train")
     if not problems:
         raise ValueError(
             f"--data {spec.name}: this is for evaluation (generate.py --evaluate), not to be"
@@ -293,11 +291,10 @@ def read_source(spec: Spec) -> Source:
     if "validation" in spec.options:
         source.validation, more = read_held_out(spec)
         notes += more
-    if parts[""] not in ([], parts["train"]):
-        notes.append(f"! other files say train, and not used is {parts[''][0]}")
+    if unused := [path for path, part in files.items() if not part]:
+        notes.append(f"! other files say train, and not used is {unused[0]}")
     places, unknown = [], []
-    files = [path for part in HELD_OUT for path in parts[part]]
-    for place, record in chain(records_of(files), records_of(parts["train"], *HELD_OUT)):
+    for _, place, record in records_of(files, *HELD_OUT):
         texts = set()
         for options in ({}, spec.options):  # its columns may have other names
             alone = replace(spec, options=options, wanted="problem")
@@ -321,22 +318,21 @@ def read_held_out(spec: Spec) -> tuple[list[Problem], list[str]]:
     """The problems that no run trains on, and notes: those of the option `validation`, or those
     that are called test, or else validation. None if there are none."""
     file = spec.options.get("validation")
-    parts = find_parts(parse_spec(file) if file else spec)
-    for part in HELD_OUT:
-        files, *wanted = [parts[part]] if parts[part] else [parts["train"], part]
-        found = read_problems(spec, files, *wanted)
-        if found[0]:
-            return found
-    return read_problems(spec, parts["train"] if file else [])
+    files = find_files(parse_spec(file) if file else spec)
+    for part in (*HELD_OUT, "train") if file else HELD_OUT:
+        problems, notes = read_problems(spec, files, part)
+        if problems:
+            break
+    return problems, notes
 
 
-def find_parts(spec: Spec) -> dict[str, list[Path]]:
-    """The files of a source by part: train, test, validation. They are a file, or all below a
-    folder or in a data set of the hub. If no path says train, those that say nothing are for it.
-    Raises ValueError if there are none."""
+def find_files(spec: Spec) -> dict[Path, str]:
+    """The files of a source, with the part that each is: train, test, validation, or "" for one
+    that is not used. They are a file, or all below a folder or in a data set of the hub. If no path
+    says train, those that say nothing are for it. Raises ValueError if there are none."""
     root = Path(spec.place).expanduser()
     if root.is_file():
-        return defaultdict(list, train=[root])
+        return {root: "train"}
     subsets = spec.options.get("subset", "").split("+")
     if not root.is_dir():
         if not re.fullmatch(r"[\w.-]+/[\w.-]+", spec.place) or spec.place.endswith(tuple(FORMATS)):
@@ -346,19 +342,19 @@ def find_parts(spec: Spec) -> dict[str, list[Path]]:
                 f" {', '.join([*KNOWN, *task_names()])}"
             )
         root = download(spec.place, subsets)
-    parts = defaultdict(list)
-    found = {path for subset in subsets for path in (root / subset).rglob("*")}
-    for path in sorted(found):
-        if path.suffix in FORMATS and not re.fullmatch(NO_RECORDS, path.name):
-            parts[part_of(str(path.relative_to(root)))].append(path)
-    if not parts:
+    files = {
+        path: part_of(str(path.relative_to(root)))
+        for path in sorted({path for subset in subsets for path in (root / subset).rglob("*")})
+        if path.suffix in FORMATS and not re.fullmatch(NO_RECORDS, path.name)
+    }
+    if not files:
         raise ValueError(
             f"{spec.place} has no file of records below {'/, '.join(subsets)}/:"
             f" {', '.join(FORMATS)} are looked for"
         )
-    if not parts["train"]:
-        parts["train"] = parts[""]
-    return parts
+    if "train" not in files.values():
+        files = {path: part or "train" for path, part in files.items()}
+    return files
 
 
 @cache
@@ -371,50 +367,52 @@ def part_of(name: str) -> str:
     return ""
 
 
-def records_of(files: list[Path], *wanted: str) -> Iterator[tuple[str, dict]]:
-    """The records of files with their places: all, or those of the parts that are wanted. Their
-    column `split` says which, and without one they are for train."""
-    for path in files:
+def records_of(files: dict[Path, str], *wanted: str) -> Iterator[tuple[Path, str, dict]]:
+    """The records of these parts, with their files and places. In a file for training the column
+    `split` says the part of a record; without one it is for training."""
+    for path, part in files.items():
+        if part not in (*wanted, "train"):
+            continue
         for place, record in read_records(path):
-            part = part_of(str(record.get("split"))) or "train"
-            if not wanted or part in wanted:
-                yield place, record
+            split = part_of(str(record.get("split"))) if part == "train" else ""
+            if (split or part) in wanted:
+                yield path, place, record
             elif "split" not in record:
                 break
 
 
-def read_problems(spec: Spec, files: list[Path], *wanted: str) -> tuple[list[Problem], list[str]]:
+def read_problems(
+    spec: Spec, files: dict[Path, str], *wanted: str
+) -> tuple[list[Problem], list[str]]:
     """The problems of these parts of these files, each once, and notes to be printed. The order is
     that of the checksums of their texts: so the first ones are a random draw, whatever the order of
     the file and its other problems are."""
-    found, columns = {}, {}
+    found, columns, columns_of = {}, {}, defaultdict(dict)  # the last ones, and those by file
     told = defaultdict(list)  # what is to be said, and of which places
     unusable = told["{} records cannot be used and were left out"]
     repeated = told["{} repeated problems were left out"]
-    for path in files:
-        columns = {}
-        for place, record in records_of([path], *wanted):
-            record = dict.fromkeys(columns.values()) | record  # what was there and is not
-            try:
-                columns = choose_columns(spec, record)
-                values = {key: record[column] for key, column in columns.items()}
-                problem = make_problem(record, columns, spec)
-            except ValueError as error:
-                unusable.append(f"{place}: {error}")
-                if spec.name not in KNOWN and not isinstance(error, mathematics.NoAnswer):
-                    raise ValueError(unusable[-1]) from None
-                continue  # nobody here can mend it
-            first = found.setdefault((problem.key, problem.system), problem)
-            if first is not problem:
-                repeated.append(place)
-            if first.answer != problem.answer:
-                answers = f"{problem.answer!r:.60}, and not {first.answer!r:.60}"
-                told["! {} of these have another answer"].append(f"{place} has {answers}")
-            asks = f"{values.get('system')}{problem.text}"
-            if "<answer>" in asks and problem.task == mathematics.__name__:
-                told[OTHER_FORM].append(place)
-            if problem.metadata.get("solution") != values.get("solution"):
-                told["{} solutions have no box, and got one behind them"].append(place)
+    for path, place, record in records_of(files, *wanted):
+        record = dict.fromkeys(columns_of[path].values()) | record  # what was there and is not
+        try:
+            columns = columns_of[path] = choose_columns(spec, record)
+            values = {key: record[column] for key, column in columns.items()}
+            problem = make_problem(record, columns, spec)
+        except ValueError as error:
+            unusable.append(f"{place}: {error}")
+            if spec.name not in KNOWN and not isinstance(error, mathematics.NoAnswer):
+                raise ValueError(unusable[-1]) from None
+            continue  # nobody here can mend it
+        first = found.setdefault((problem.key, problem.system), problem)
+        if first is not problem:
+            repeated.append(place)
+        if first.answer != problem.answer:
+            answers = f"{problem.answer!r:.60}, and not {first.answer!r:.60}"
+            told["! {} of these have another answer"].append(f"{place} has {answers}")
+        asks = f"{values.get('system')}{problem.text}"
+        if "<answer>" in asks and problem.task == mathematics.__name__:
+            told[OTHER_FORM].append(place)
+        if problem.metadata.get("solution") != values.get("solution"):
+            told["{} solutions have no box, and got one behind them"].append(place)
     if len(unusable) > len(found) + len(repeated):
         raise ValueError(
             f"{len(unusable)} records cannot be used, the first: {unusable[0]}: name another column"

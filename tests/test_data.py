@@ -70,7 +70,7 @@ def load(argument: str, train: int | None = None, validation: int | None = None)
 def read(argument: str, instruction: str | None = None) -> tuple[list[Problem], list[str]]:
     """All problems of a file, and what is said of them."""
     spec = parse_spec(argument, instruction)
-    return read_problems(spec, [Path(spec.place)])
+    return read_problems(spec, {Path(spec.place): "train"}, "train")
 
 
 @pytest.fixture
@@ -228,7 +228,7 @@ def test_choices_passages_and_messages_are_named_by_hand(tmp_path):
     ((problem,), _) = read(f"{path},problem=d,answer=d.assistant")
     assert (problem.text, problem.answer) == ("3 + 4?", "7")
     spec = parse_spec(f"{path},problem=d,solution=d.assistant", wanted="solution")
-    ((problem,), _) = read_problems(spec, [Path(path)])
+    ((problem,), _) = read_problems(spec, {Path(path): "train"}, "train")
     assert (problem.answer, problem.metadata) == ("8", {"solution": r"It is 7, so \boxed{7}."})
 
 
@@ -581,7 +581,7 @@ def test_a_solution_has_its_gold_and_a_box(tmp_path):
     """One that is judged right by the box that the prompt asks for."""
     made = [{"question": "Q", "answer": "3 + 4 = 7\n#### 7"}]
     spec = parse_spec(f"{write(tmp_path / 'a.jsonl', made)},solution=answer", wanted="solution")
-    ((problem,), (_, note)) = read_problems(spec, [Path(spec.place)])
+    ((problem,), (_, note)) = read_problems(spec, {Path(spec.place): "train"}, "train")
     assert mathematics.score(problem, problem.metadata["solution"]) and note.startswith("1 sol")
 
 
