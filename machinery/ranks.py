@@ -106,9 +106,13 @@ class RankSilent(Exception):
     """A rank has not come to where another one waits for it. The message is for the user."""
 
 
-def join_ranks(rank: int, devices: list[str], store: dist.Store, patience: float) -> None:
-    """Make this process one of the trainer's ranks, which meet in this store. From then on they
-    wait for each other at most `patience` seconds, but see `from_rank_0`."""
+@contextlib.contextmanager
+def one_of_the_ranks(
+    rank: int, devices: list[str], store: dist.Store, patience: float
+) -> Iterator[None]:
+    """In this block this process is one of the trainer's ranks, which have met in this store. They
+    wait for each other at most `patience` seconds, but see `from_rank_0`: RankSilent where gloo has
+    waited longer. NCCL does not raise: it ends the process."""
     backend = "gloo"
     if devices[rank].startswith("cuda"):
         torch.cuda.set_device(devices[rank])  # first of all: otherwise some allocations go to GPU 0
@@ -121,12 +125,6 @@ def join_ranks(rank: int, devices: list[str], store: dist.Store, patience: float
         backend, store=store, rank=rank, world_size=len(devices), timeout=timeout
     )
     dist.barrier()
-
-
-@contextlib.contextmanager
-def silence_is_named(patience: float) -> Iterator[None]:
-    """RankSilent where gloo has waited too long in this block. NCCL does not raise: it ends the
-    process."""
     try:
         yield
     except RuntimeError as error:
@@ -135,6 +133,7 @@ def silence_is_named(patience: float) -> Iterator[None]:
         raise RankSilent(
             f"a rank of the trainer has been silent for {patience:.0f} s (--wait-timeout)"
         ) from error
+    dist.destroy_process_group()
 
 
 @contextlib.contextmanager
@@ -173,10 +172,8 @@ def other_ranks(
         )
     watching = threading.Thread(target=_watch, args=(others, leave), daemon=True)
     watching.start()
-    join_ranks(0, devices, store, patience)
-    with silence_is_named(patience):
+    with one_of_the_ranks(0, devices, store, patience):
         yield
-    dist.destroy_process_group()
     watching.join(60)  # seconds, in which nothing should take one
 
 
@@ -189,10 +186,9 @@ def _other_rank(
     arguments: tuple,
 ) -> None:
     belong_to_the_run()
-    join_ranks(number + 1, devices, dist.TCPStore(HERE, port), patience)
-    with silence_is_named(patience):
-        train(number + 1, *arguments)
-    dist.destroy_process_group()
+    rank = number + 1
+    with one_of_the_ranks(rank, devices, dist.TCPStore(HERE, port), patience):
+        train(rank, *arguments)
     os._exit(0)  # at once: if Python ends slowly, one of gloo's threads may abort the process
 
 
