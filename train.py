@@ -75,7 +75,14 @@ from machinery.kept import kept_rows
 from machinery.measures import Totals
 from machinery.ranks import end_children, from_rank_0, other_ranks, wait_for_ranks
 from machinery.run import Run, open_run
-from machinery.trainer import Start, gathered, loss_scale, policy_that_fits, read_moments
+from machinery.trainer import (
+    Start,
+    gathered,
+    loss_scale,
+    next_scale,
+    policy_that_fits,
+    read_moments,
+)
 from tools import view
 
 
@@ -185,29 +192,28 @@ def train(rank: int, start: Start, run: Run | None = None) -> None:
                 advantages_R[micro_batch.rows_B],
                 weights_R[micro_batch.rows_B],
             )
-            (policy_loss * ranks * scale.factor).backward()
+            (policy_loss * ranks * scale).backward()
             totals.add(micro_batch, policy_loss, sums, logprobs_BT, entropies_N)
         totals.over_ranks()  # all ranks get the sums of all, and decide alike whether to step
 
         # 4. The optimizer step. Without a counted group there is no gradient, and its norm is 0. A
         # NaN that is stepped on would stay in the parameters for good. If the loss scale of float16
         # makes a gradient overflow, it is halved.
-        if scale.factor > 1:
+        if scale > 1:
             for parameter in policy.parameters():
                 if parameter.grad is not None:
-                    parameter.grad /= scale.factor
+                    parameter.grad /= scale
         norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), settings.clip_gradient)
         gradient_norm = gathered(norm).item()
         finite = math.isfinite(totals.sums["loss"]) and math.isfinite(gradient_norm)
-        overflow = not finite and math.isfinite(totals.sums["loss"]) and scale.factor > 1
+        overflow = not finite and math.isfinite(totals.sums["loss"]) and scale > 1
         learning_rate = settings.learning_rate * min(1.0, step / max(1, settings.warmup_steps))
         for parameter_group in optimizer.param_groups:
             parameter_group["lr"] = learning_rate
         if counted_rows and finite:
             optimizer.step()
         optimizer.zero_grad()
-        if scale.factor > 1:
-            scale.adapt(not overflow)
+        scale = next_scale(scale, overflow, step)
 
         # 5. The generators get the new version, and go on with what they have begun.
         version = step
@@ -226,7 +232,7 @@ def train(rank: int, start: Start, run: Run | None = None) -> None:
             {
                 "skipped": int(not finite and not overflow),
                 "rescaled": int(overflow),
-                "loss_scale": scale.factor,
+                "loss_scale": scale,
                 "gradient_norm": gradient_norm,
                 "learning_rate": learning_rate,
                 "groups_counted": int(worth.counted_PG.any(1).sum()),

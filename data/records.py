@@ -10,8 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 # The ends of names, and what is counted in such a file.
-FORMATS = {".jsonl": "line", ".json": "record", ".csv": "line", ".parquet": "record"}
-FORMATS[".arrow"] = "record"  # as save_to_disk of `datasets` writes them
+FORMATS = {
+    ".jsonl": "line",
+    ".json": "record",
+    ".csv": "line",
+    ".parquet": "record",
+    ".arrow": "record",  # as save_to_disk of `datasets` writes them
+}
 # Columns that hold lists of objects.
 OF_OBJECTS = {"tests", "test_cases", "choices", "options", "answers", "images"}
 ROLES = {"human": "user", "gpt": "assistant"}

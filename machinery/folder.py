@@ -116,7 +116,7 @@ def read_state(folder: Path, checkpoint: Path) -> dict:
         f" model in a new run: --model {checkpoint}/model",
     )
     try:
-        state = {"weights": None} | json.loads(path.read_text())  # at first there were none
+        state = json.loads(path.read_text())
         state["wall_seconds"]  # a run writes it
         for path in (checkpoint / "optimizer.safetensors", *checkpoint.rglob("*.safetensors")):
             safetensors.safe_open(path, "pt")  # reads its header, and compares its length

@@ -62,7 +62,7 @@ from machinery.folder import (
 from machinery.measures import Compute, Totals, attention_widths, matmul_parameters
 from machinery.ranks import RankSilent, Stop, from_rank_0, rank_and_ranks
 from machinery.record import Record, fall
-from machinery.trainer import LossScale, Start, gather, numerics_mismatch
+from machinery.trainer import Start, gather, numerics_mismatch
 
 # Trainer and generator compare log-probabilities of at most so many completions of a validation.
 COMPARED = 64
@@ -178,11 +178,11 @@ def who_does_what(ready: Ready, place: Place) -> Roles:
     parameters, stop = SharedParameters(model, len(devices_here(settings)[1])), Stop()
     feed = Feed(settings, prompts, engines, parameters, stop.asked, state)
     compute = compute_of(settings, model)
-    same = not state or state["data"] == feed.data and state["weights"] == weights
-    if state and state["weights"] is None:  # of before: there is no checksum, and the name decides
-        same = state["data"] == feed.data and read_settings(folder).model == settings.model
+    same = weights == state.get("weights", weights)
+    if state and "weights" not in state:  # of before: there is no checksum, and the name decides
+        same = read_settings(folder).model == settings.model
     refuse(
-        not same,
+        not same or feed.data != state.get("data", feed.data),
         f"--resume {folder}: the problems of --data {' '.join(settings.data)}, or the weights of"
         f" --model {settings.model}, are not those that its checkpoint was made with: put the old"
         f" ones back, or train its model in a new run: --model {checkpoint}/model",
@@ -295,7 +295,6 @@ class Run:
     stop: Stop | None = None
     lock: TextIO | None = None  # of the folder; it is held as long as this object lives
     error: str = ""  # what went wrong in this process
-    stopped_at_once: bool = False  # by a second Ctrl-C
     reason: str = ""  # why it came to its end; '' if it was stopped or has failed
 
     def __post_init__(self):
@@ -317,7 +316,7 @@ class Run:
             self.record.log_validation(version, self.held_out, mismatch)
 
     def save(
-        self, version: int, policy: Policy, optimizer: torch.optim.Optimizer, scale: LossScale
+        self, version: int, policy: Policy, optimizer: torch.optim.Optimizer, scale: float
     ) -> None:
         """Write a checkpoint of this version, whose files do not depend on the number of ranks.
         Parameters and moments come from all ranks. OSError if it cannot be written; all earlier
@@ -325,7 +324,7 @@ class Run:
         parameters, adapters, moments = gather(policy, optimizer)
         if not self.record:
             return
-        state = {"step": version, "weights": self.start.weights, "loss_scale": vars(scale)}
+        state = {"step": version, "weights": self.start.weights, "loss_scale": scale}
         state |= self.feed.state() | self.record.state()
         with whole_folder(self.folder / "checkpoints" / f"step-{version:06d}") as checkpoint:
             policy.model.save_pretrained(checkpoint / "model", state_dict=parameters)
@@ -432,7 +431,7 @@ class Run:
         try:
             yield
         except KeyboardInterrupt:
-            self.stopped_at_once = True
+            pass  # `stop` knows of it
         except (GeneratorFailed, RankSilent) as error:
             self.error = str(error)
         except torch.OutOfMemoryError as error:
@@ -476,7 +475,7 @@ class Run:
             return 0
         signalled = signal.Signals(self.stop.number)
         how = "by Ctrl-C" if signalled == signal.SIGINT else f"by {signalled.name}"
-        if self.stopped_at_once:
+        if self.stop.at_once:
             how = "at once"
         print(f"\nstopped {how}{self.hint()}", file=sys.stderr)
         return 128 + self.stop.number

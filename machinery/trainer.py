@@ -210,30 +210,21 @@ def try_largest_step(
 FIRST_SCALE = 2.0**16
 
 
-@dataclass
-class LossScale:
-    """What the loss is multiplied with, and its gradients are divided by: in float16 small ones
-    would be 0 (Micikevicius et al. 2018). It is 1 in other dtypes."""
-
-    factor: float = 1.0
-    finite_steps: int = 0  # since it has changed
-
-    def adapt(self, finite: bool) -> None:
-        """After a step: half of it if the gradient has overflowed, twice as much after 1,000 steps
-        without."""
-        self.finite_steps = (self.finite_steps + 1) % 1000 if finite else 0
-        if not finite:
-            self.factor = max(1.0, self.factor / 2)
-        elif self.finite_steps == 0:
-            self.factor *= 2
-
-
-def loss_scale(settings: Settings, device: torch.device, checkpoint: Path | None) -> LossScale:
-    """The scale that a run begins with, or that it had at a checkpoint."""
+def loss_scale(settings: Settings, device: torch.device, checkpoint: Path | None) -> float:
+    """What a run multiplies its loss with at first, or at a checkpoint, and divides its gradients
+    by: in float16 small ones would be 0 (Micikevicius et al. 2018). It is 1 in other dtypes."""
     if trunk_dtype(settings, device.type) != torch.float16:
-        return LossScale()
+        return 1.0
     stored = json.loads((checkpoint / "state.json").read_text()) if checkpoint else {}
-    return LossScale(**stored.get("loss_scale", {"factor": FIRST_SCALE}))
+    return stored.get("loss_scale", FIRST_SCALE)
+
+
+def next_scale(scale: float, overflow: bool, step: int) -> float:
+    """The scale after this step: half of it if the gradient has overflowed, and twice as much every
+    1,000 steps, unless it is 1."""
+    if overflow:
+        return scale / 2
+    return scale if scale == 1 or step % 1000 else 2 * scale
 
 
 # --- what is measured -----------------------------------------------------------------------------
