@@ -1,9 +1,9 @@
 """What crosses between processes: requests and rollouts through queues, parameters through shared
 memory.
 
-    trainer:    work.put([Request, ...])                generator:  engine.add(work.recv())
+    trainer:    work.put([Request, ...])                generator:  engine.add(work.get())
                 parameters.write(named_parameters, step)            parameters.read_into(model)
-                reports.get().rollouts                              sender.put(Report(rollouts))
+                reports.get().rollouts                              reports.put(Report(rollouts))
 
 Version v of the parameters is what v optimizer steps have made. All times are readings of
 `time.monotonic`, a clock that the processes of a machine share.

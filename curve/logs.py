@@ -239,7 +239,7 @@ def require(names: list[str], among: Collection[str], flag: str) -> list[str]:
 
 def chosen_rows(rows: Rows, where: str | None) -> tuple[Rows, str]:
     """The rows that --where names; and of those, the validations, if a column tells them from
-    others. Returns them and their kinds."""
+    others. Returns them and their kinds. Unclear if several kinds of validations are left."""
     for condition in re.split(",(?=[^,]+=)", where) if where else ():  # a value may have commas
         column, _, value = condition.partition("=")
         require([column], names_in(rows), "where")
@@ -248,8 +248,13 @@ def chosen_rows(rows: Rows, where: str | None) -> tuple[Rows, str]:
         rows = groups[text_of(value)]
     kinds = []
     for column in known("kind", names_in(rows)):
-        rows = [row for row in rows if VALIDATION.search(text_of(row.get(column)))] or rows
-        kinds += groups_of(rows, column)
+        groups = groups_of(rows, column)
+        found = [kind for kind in groups if VALIDATION.search(kind)]
+        if len(found) > 1:
+            told = f"of {column} {', '.join(found)}"
+            raise Unclear(f"which are the validations, {told}?", "where", f"{column}={found[0]}")
+        rows = groups[found[0]] if found else rows
+        kinds += found or groups
     return rows, " and ".join(kinds)
 
 

@@ -33,6 +33,8 @@ def records_in(log: Path, notes: list[str]) -> list[dict]:
     text = re.sub(r"(?m)^#.*\n", "", read_text(log)).lstrip("\n")
     if not text.strip():
         raise ValueError("the file is empty: the run has logged nothing yet")
+    if text.count("\ufffd") > len(text) / 100:
+        raise ValueError("the file is no text")
     if re.match(r"[\s\0]*[{\[](?!')", text):  # a console has {'
         return json_records(text, notes)
     text = text.replace(" test_score", " val/test_score")  # verl's first validation

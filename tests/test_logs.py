@@ -4,7 +4,7 @@ import io
 import json
 import shlex
 import sys
-from itertools import zip_longest
+from itertools import cycle, zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -237,7 +237,10 @@ def test_where_chooses_records():
     notes = [{"note": "train"}, {"note": "eval"}]  # of two rows
     require_curve(read([a | b for a, b in zip_longest(of_each("acc"), notes, fillvalue={})]))
     both = [record | {"split": kind} for record in of_each("acc") for kind in ("val", "test")]
-    assert ", from the val records" in answered(both).notes[0]
+    in_turn = [a | {"split": kind} for a, kind in zip(of_each("acc"), cycle(("val", "test")))]
+    for records in (both, in_turn):
+        assert "of split val, test?" in refusal(records)
+        assert ", from the val records" in answered(records).notes[0]
 
 
 # The column that is taken, and after the colon others that hold something else.
@@ -423,6 +426,7 @@ def test_parts_of_one_run_are_one_curve_with_a_note(first):
 
 BROKEN = {
     "the file is empty": b"",
+    "the file is no text": b"PK\3\4\r" + bytes(range(128, 256)),
     "no column can be the pass rate": b"step,acc",
     "without commas: '0,42'": b"step;acc\n1;0,42\n",
     "more values than columns (decimal commas?): ['1', '000', ['0.4']]": b"step,acc\n1,000,0.4\n",
