@@ -65,7 +65,7 @@ from data.verify import Verdict, VerifierPool
 from machinery.evaluation import (
     evaluation_figures,
     judge_all,
-    log_problems,
+    log_evaluation,
     report_evaluation,
 )
 
@@ -122,9 +122,9 @@ def evaluate(command: GenerateCommand) -> None:
         with VerifierPool(*command.verifier_limits) as pool:
             verdicts = judge_all(pool, problems, rollouts, texts)
         figures = evaluation_figures(rollouts, verdicts, samples)
-        report_evaluation(command.model, source, figures, samples, command.log)
+        report_evaluation(source, figures, samples)
         if command.log:
-            log_problems(command.log, command.model, source, verdicts)
+            log_evaluation(command.log, command.model, source, figures, verdicts)
         for kind, chosen in examples(rollouts, verdicts).items():
             for rollout in [*chosen.values()][: command.show]:
                 print(quoted("prompt", problems[rollout.request.group].prompt))

@@ -94,10 +94,8 @@ def pass_at_k(scores_PN: np.ndarray, k: int) -> tuple[float, float, float]:
     return mean, max(0.0, low), min(1.0, high)
 
 
-def report_evaluation(
-    model: str, source: Source, figures: dict, samples: int, log: Path | None
-) -> None:
-    """Print the figures of a data set, and add them to the log."""
+def report_evaluation(source: Source, figures: dict, samples: int) -> None:
+    """Print the figures of a data set."""
     print(f"{source.name}: {figures['problems']} problems, {samples} completions of each")
     labels = {"pass_rate": f"mean@{samples}", "score_mean": "score"}
     for name in figures:
@@ -111,25 +109,27 @@ def report_evaluation(
         f" truncated {figures['truncated_fraction']:.3f},"
         f" without a verdict {figures['verifier_failures']}"
     )
-    if not log:
-        return
-    line = {"data": source.name, "model": model}
+
+
+def log_evaluation(
+    log: Path, model: str, source: Source, figures: dict, verdicts: list[Verdict]
+) -> None:
+    """Add a line with the figures of a data set to the log; and a line for each problem to a file
+    beside it, LOG.problems.jsonl: how many of its completions are right. verdicts: problem by
+    problem."""
+    of_all = {"data": source.name, "model": model}
+    when = {}
     state = Path(model_path(model)).parent / "state.json"
     if state.exists():  # of a checkpoint
         stored = json.loads(state.read_text())
-        line |= {"step": stored["step"], **stored["compute"]}
+        when = {"step": stored["step"], **stored["compute"]}
     elif not run_of(model):  # before training
-        line |= {"step": 0, **dict.fromkeys(COMPUTE_UNITS, 0)}
-    append_line(log, line | figures)
+        when = {"step": 0, **dict.fromkeys(COMPUTE_UNITS, 0)}
+    append_line(log, of_all | when | figures)
 
-
-def log_problems(log: Path, model: str, source: Source, verdicts: list[Verdict]) -> None:
-    """Add a line for each problem of a data set to a file beside the log, LOG.problems.jsonl: how
-    many of its completions are right. verdicts: problem by problem."""
     correct_PN = np.array([verdict.correct for verdict in verdicts])
     correct_PN = correct_PN.reshape(len(source.validation), -1)
     for problem, correct_N in zip(source.validation, correct_PN):
-        line = {"data": source.name, "model": model}
-        line |= {"problem": problem.prompt, "answer": problem.answer}
+        line = {"problem": problem.prompt, "answer": problem.answer}
         line |= {"solved": int(correct_N.sum()), "of": len(correct_N)}
-        append_line(log.with_suffix(".problems.jsonl"), line)
+        append_line(log.with_suffix(".problems.jsonl"), of_all | line)

@@ -102,7 +102,6 @@ class Reading(NamedTuple):
     out."""
 
     seconds: float = 0.0  # of training
-    waited: float = 0.0  # of the trainer for groups
     busy: float = 0.0  # of all generators
     tokens: int = 0  # that they sampled for training
     # Of one generator. A report may cover more time than has gone by between two lines: what is too
@@ -165,6 +164,7 @@ class Record:
         feed, before = self.feed, self.reading
         self.compute.add(batch, totals.parts)
         self.reading = self._read()
+        began, ended = self.waited
         zero_variance_P = loss.zero_variance(worth.rewards_PG, batch.usable_PG)
         line = {
             "kind": "train",
@@ -180,7 +180,7 @@ class Record:
             "groups_waiting": sum(group.finished for group in feed.under_way.values()),
             "prompts_retired": sum(len(order.retired) for order in feed.orders),
             "epoch": min(order.epoch for order in feed.orders),
-            **rates(before, self.reading, len(feed.engines), int(batch.lengths_PG.sum())),
+            **rates(before, self.reading, ended - began, len(feed.engines), batch),
             **self.compute.columns(),
         }
         self.log.add(line)
@@ -230,10 +230,8 @@ class Record:
 
     def _read(self) -> Reading:
         feed, before, seconds = self.feed, self.reading, self.compute.seconds
-        began, ended = self.waited
         return Reading(
             seconds,
-            before.waited + ended - began,
             feed.busy_seconds,
             feed.sampled_tokens,
             min(feed.busy_seconds / len(feed.engines), before.counted + seconds - before.seconds),
@@ -264,10 +262,12 @@ class Record:
 # --- columns --------------------------------------------------------------------------------------
 
 
-def rates(before: Reading, now: Reading, generators: int, batch_tokens: int) -> dict:
-    """Columns of who waited for whom between two lines, and of the tokens handled in a second.
-    batch_tokens: sampled tokens of the batch that was trained on, filtered groups included."""
-    seconds, waited, busy, tokens, counted = (b - a for a, b in zip(before, now))
+def rates(before: Reading, now: Reading, waited: float, generators: int, batch: Batch) -> dict:
+    """Columns of who waited for whom between two lines, and of the tokens handled in a second: for
+    the trainer the sampled tokens of this batch, filtered groups included. waited: seconds of the
+    trainer for groups."""
+    seconds, busy, tokens, counted = (b - a for a, b in zip(before, now))
+    batch_tokens = int(batch.lengths_PG.sum())
     return {
         "trainer_idle_fraction": waited / seconds,
         "generator_idle_fraction": 1 - counted / seconds,

@@ -285,6 +285,12 @@ def make_prompts(
 # --- the run --------------------------------------------------------------------------------------
 
 
+def some_rollouts(groups: list[Group]) -> list[Rollout]:
+    """COMPARED completions of these groups, or all if they are fewer."""
+    rollouts = [rollout for group in groups for rollout, _ in group.judged()]
+    return rollouts[:: -(-len(rollouts) // COMPARED) or 1]
+
+
 @dataclasses.dataclass
 class Run:
     """Where the groups of the loop come from, where results go, and why the run ends. Rank 0 has
@@ -308,12 +314,13 @@ class Run:
         of version 0 is R0. All ranks compare the log-probabilities of some of these completions
         with the generator's."""
         with self.record.pause() if self.record else contextlib.nullcontext():
-            compared = from_rank_0(self._sample_held_out, version)
+            groups = self.feed and self.feed.validate(version)
+            compared = from_rank_0(some_rollouts, groups or [])
             if not compared:  # the run ends
                 return
             mismatch = numerics_mismatch(policy, compared, settings)
         if self.record:
-            self.record.log_validation(version, self.held_out, mismatch)
+            self.record.log_validation(version, groups, mismatch)
 
     def save(
         self, version: int, policy: Policy, optimizer: torch.optim.Optimizer, scale: float
@@ -392,12 +399,6 @@ class Run:
                 say(f"{self.reason}: training ends.")
         saved = version in map(step_of, checkpoints(self.folder))
         return version > self.start.step and not saved
-
-    def _sample_held_out(self, version: int) -> list[Rollout]:
-        """Some of the completions of a validation."""
-        self.held_out = self.feed.validate(version) or []
-        rollouts = [rollout for group in self.held_out for rollout, _ in group.judged()]
-        return rollouts[:: -(-len(rollouts) // COMPARED) or 1]
 
     # Why it ends
 

@@ -47,7 +47,7 @@ def test_an_evaluation_of_graded_scores_has_their_mean_too(capsys):
     figures = evaluation_figures(rollouts, [*map(Verdict, (0.5, 0.25, 0, 0.25))], samples=2)
     assert figures["pass_rate"] == 0 and figures["score_mean"] == 0.25
     assert figures["score_mean_low"] < 0.25 < figures["score_mean_high"]
-    report_evaluation("a model", Source("words", 1.0, [], []), figures, 2, None)
+    report_evaluation(Source("words", 1.0, [], []), figures, 2)
     assert "\n  score     0.250   95 % [0." in capsys.readouterr().out
     right_or_wrong = evaluation_figures(rollouts, [*map(Verdict, (1, 0, True, False))], 4)
     assert right_or_wrong["pass@4"] == 1 and "score_mean" not in right_or_wrong
