@@ -46,7 +46,7 @@ KNOWN = {  # short names of data sets of the hub, and the arguments that they st
 }
 # docs/data.md has their meaning
 OPTIONS = "problem choices first passage answer tests solution task subset validation".split()
-OPTIONAL = "choices passage image system tests".split()
+OPTIONAL = "choices passage image system starter_code tests".split()
 WANTED = {"problem": "", "answer": "answer", "solution": "answer solution"}  # besides
 LIKELY_COLUMNS = {  # guessed in this order
     "problem": "problem question prompt query question_stem messages conversations",
@@ -54,6 +54,7 @@ LIKELY_COLUMNS = {  # guessed in this order
     "passage": "passage context article body",
     "image": "image images image_1 image_path decoded_image",
     "system": "prompt.system messages.system conversations.system system",
+    "starter_code": "starter_code",
     "tests": "tests test_cases input_output",
     "answer": """
         gold gold_answer final_answer ground_truth reward_model.ground_truth expected_answer
@@ -243,7 +244,7 @@ def task_of(argument: str) -> tuple[str, bool]:
     columns = spec.options
     if spec.name not in KNOWN:
         _, record = next(read_records(next(iter(find_files(spec)))))
-        columns = choose_columns(spec, record)
+        columns, _ = choose_columns(spec, record)
     return judge_of(spec, columns).__name__, "system" in columns
 
 
@@ -299,7 +300,7 @@ def read_source(spec: Spec) -> Source:
         for options in ({}, spec.options):  # its columns may have other names
             alone = replace(spec, options=options, wanted="problem")
             with contextlib.suppress(ValueError):
-                texts.add(one_spelling(asked(record, choose_columns(alone, record))))
+                texts.add(one_spelling(asked(choose_columns(alone, record)[1])))
         source.apart |= texts
         (places if texts else unknown).append(place)
     if part_of(source.name) in HELD_OUT:
@@ -394,9 +395,9 @@ def read_problems(
     for path, place, record in records_of(files, *wanted):
         record = dict.fromkeys(columns_of[path].values()) | record  # what was there and is not
         try:
-            columns = columns_of[path] = choose_columns(spec, record)
-            values = {key: record[column] for key, column in columns.items()}
-            problem = make_problem(record, columns, spec)
+            columns, values = choose_columns(spec, record)
+            columns_of[path] = columns
+            problem = make_problem(columns, values, spec)
         except ValueError as error:
             unusable.append(f"{place}: {error}")
             if spec.name not in KNOWN and not isinstance(error, mathematics.NoAnswer):
@@ -437,10 +438,10 @@ def read_problems(
 # --- problems -------------------------------------------------------------------------------------
 
 
-def choose_columns(spec: Spec, record: dict) -> dict[str, str]:
+def choose_columns(spec: Spec, record: dict) -> tuple[dict[str, str], dict]:
     """The columns of the problem, of its choices, passage and system prompt if it has any, and of
-    the tests, the answer or the worked solution. The options name them, or they are guessed, in
-    capitals or not. ValueError for a missing column."""
+    the tests, the answer or the worked solution; and what the record has there. The options name
+    them, or they are guessed, in capitals or not. ValueError for a missing column."""
     columns, options = {}, spec.options
     names = {re.sub(r"[^\w.]+", "_", name).lower(): name for name in record}
     names |= {name: name for name in record}
@@ -463,7 +464,7 @@ def choose_columns(spec: Spec, record: dict) -> dict[str, str]:
                 f"no column {options.get(key, 'of a usual name')} holds the {key}; the columns are"
                 f" {', '.join(record)}: add ,{key}=COLUMN to the argument of --data"
             )
-    return columns
+    return columns, {key: record[column] for key, column in columns.items()}
 
 
 def judge_of(spec: Spec, columns: dict[str, str]):
@@ -476,10 +477,9 @@ def is_empty(value) -> bool:
     return str(value).strip().casefold() in EMPTY
 
 
-def make_problem(record: dict, columns: dict[str, str], spec: Spec) -> Problem:
+def make_problem(columns: dict[str, str], values: dict, spec: Spec) -> Problem:
     """The problem of a record, with its solution in `metadata` if one is wanted. Raises ValueError
     if a column is empty, or if its form is not known."""
-    values = {key: record[column] for key, column in columns.items()}
     for key, value in values.items():
         if is_empty(value):
             raise ValueError(
@@ -492,7 +492,7 @@ def make_problem(record: dict, columns: dict[str, str], spec: Spec) -> Problem:
                 f"column {columns[key]!r} holds no text but {value!r:.60}: a problem is one text,"
                 " and not several turns or an image"
             )
-    text, system, solution = asked(record, columns), values.get("system"), values.get("solution")
+    text, system, solution = asked(values), values.get("system"), values.get("solution")
     if marked := re.search(TEMPLATE, text):
         raise ValueError(
             f"{marked[0]!r} is no part of a problem: give its bare text, for the model's own chat"
@@ -502,8 +502,8 @@ def make_problem(record: dict, columns: dict[str, str], spec: Spec) -> Problem:
     if "choices" in values and "answer" in values:
         answer = letter_of(answer, choices_of(values["choices"]), spec.options.get("first", "01"))
     if judge is programming:
-        starter_code = record.get("starter_code")
-        problem = programming.problem(text, values["tests"], starter_code, instruction)
+        start = values.get("starter_code")
+        problem = programming.problem(text, values["tests"], start, instruction)
     elif judge is mathematics:
         try:
             answer = solution if answer is None else answer
@@ -526,16 +526,16 @@ def make_problem(record: dict, columns: dict[str, str], spec: Spec) -> Problem:
     return replace(problem, metadata=problem.metadata | metadata, text=text, system=system)
 
 
-def asked(record: dict, columns: dict[str, str]) -> str:
+def asked(values: dict) -> str:
     """What a record asks: its passage, the problem without INSTRUCTIONS, and its choices as lines
     such as A. 5."""
-    text = re.sub(INSTRUCTIONS, "", str(record[columns["problem"]]).strip()).strip()
-    if "passage" in columns:
-        text = f"{record[columns['passage']]}\n\n{text}"
-    if "choices" in columns:
+    text = re.sub(INSTRUCTIONS, "", str(values["problem"]).strip()).strip()
+    if "passage" in values:
+        text = f"{values['passage']}\n\n{text}"
+    if "choices" in values:
         choices = {
             letter: re.sub(rf"^\(?{letter}[).:] ?", "", str(choice))
-            for letter, choice in zip(LETTERS, choices_of(record[columns["choices"]]).values())
+            for letter, choice in zip(LETTERS, choices_of(values["choices"]).values())
         }
         has_them = all(
             re.search(rf"\b{letter}[^\w\s]\W*{re.escape(choice)}(?!\w)", text)
