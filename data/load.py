@@ -85,11 +85,12 @@ INSTRUCTIONS = r"""(?xis) ^ solve[ ]the[ ]following[ ]math[ ]problem[ ]step[ ]by
 # Words that say a part of the data, in this order: test/train.jsonl is a test.
 PARTS = {
     "test": "test",
-    "validation": "val|valid|validate|validation|dev|eval|evaluate|evaluation|held|hold",
+    "validation": "val|valid|validate|validation|dev|devel|development|eval|evaluate|evaluation"
+    "|held|hold",
     "train": "train",
 }
 HELD_OUT = ("test", "validation")
-ENDS = "out|ing|s|set|sets|data|split|"  # of these words: testset, and held-out and heldout
+ENDS = "out|outs|outset|ing|s|set|sets|data|split|mini|"  # testset, and held-out and heldout
 # What save_to_disk of `datasets` writes beside the records.
 NO_RECORDS = r"dataset_dict\.json|dataset_infos?\.json|state\.json|cache-.*\.arrow"
 OTHER_FORM = "! {} prompts ask for <answer>, and a box is judged: such a system prompt is left out"
@@ -303,8 +304,8 @@ def read_source(spec: Spec) -> Source:
                 texts.add(one_spelling(asked(choose_columns(alone, record)[1])))
         source.apart |= texts
         (places if texts else unknown).append(place)
-    if part_of(source.name) in HELD_OUT:
-        notes.append("! its name says that it is held out, and all but a tenth is for training")
+    if part_of("/".join(Path(spec.name).parts[-2:])) in HELD_OUT:
+        notes.insert(0, "! its name says that it is held out, and all but a tenth is for training")
     if places and spec.name not in KNOWN:
         notes.append(f"{len(places)} records are held out, as their place says: {places[0]}")
     if unknown:
@@ -375,10 +376,11 @@ def records_of(files: dict[Path, str], *wanted: str) -> Iterator[tuple[Path, str
         if part not in (*wanted, "train"):
             continue
         for place, record in read_records(path):
-            split = part_of(str(record.get("split"))) if part == "train" else ""
+            column = next((name for name in record if name.lower() == "split"), None)
+            split = part_of(str(record.get(column))) if part == "train" else ""
             if (split or part) in wanted:
                 yield path, place, record
-            elif "split" not in record:
+            elif not column:
                 break
 
 
@@ -410,7 +412,7 @@ def read_problems(
             answers = f"{problem.answer!r:.60}, and not {first.answer!r:.60}"
             told["! {} of these have another answer"].append(f"{place} has {answers}")
         asks = f"{values.get('system')}{problem.text}"
-        if "<answer>" in asks and problem.task == mathematics.__name__:
+        if "<answer>" in asks.lower() and problem.task == mathematics.__name__:
             told[OTHER_FORM].append(place)
         if problem.metadata.get("solution") != values.get("solution"):
             told["{} solutions have no box, and got one behind them"].append(place)
@@ -514,7 +516,7 @@ def make_problem(columns: dict[str, str], values: dict, spec: Spec) -> Problem:
             problem = Problem(mathematics.worded(text, instruction), "", mathematics.__name__)
         if solution and problem.answer and "\\boxed" not in solution:
             solution += f"\n\\boxed{{{problem.answer}}}"
-        if "<answer>" in (system or ""):
+        if "<answer>" in (system or "").lower():
             system = None
     else:
         worded = getattr(judge, "worded", lambda text, said: f"{text}\n\n{said or ''}".strip())
@@ -538,7 +540,7 @@ def asked(values: dict) -> str:
             for letter, choice in zip(LETTERS, choices_of(values["choices"]).values())
         }
         has_them = all(
-            re.search(rf"\b{letter}[^\w\s]\W*{re.escape(choice)}(?!\w)", text)
+            re.search(rf"\b{letter}\W+{re.escape(choice)}(?!\w)", text)
             for letter, choice in choices.items()
         )
         if not has_them:

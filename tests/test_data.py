@@ -145,6 +145,7 @@ a.jsonl | {Q, "choices": ["8", "7"], "answer": 0} | Q 8 7 | A
 a.jsonl | {Q, "choices": ["8", "7"], "answer": 2} | Q 8 7 | B
 a.jsonl | {"question": "Q\nA. 8\nB. 7", "choices": ["8", "7"], "answer": "B"} | Q 8 7 | B
 a.jsonl | {"question": "Q (A) 8 (B) 7", "choices": ["8", "7"], "answer": "B"} | Q (A) 8 (B) 7 | B
+a.jsonl | {"question": "Q A 8 B - 7", "choices": ["8", "7"], "answer": "B"} | Q A 8 B - 7 | B
 a.jsonl | {"question": "Q (A) 8 (B) 79", "choices": ["8", "7"], "answer": "B"} | Q (A) 8 (B) 79 8 7 | B
 a.jsonl | {Q, "options": ["8", "7"], "answer": "B", "answer_index": 1} | Q 8 7 | B
 a.json | [{Q, "choices": {"text": ["8", "7"], "label": ["1", "2"]}, "answerKey": "2"}] | Q 8 7 | B
@@ -254,7 +255,7 @@ a.json | [{"problem": "x",//"answer": "ÿ"}] | 'utf-8' codec can't decode
 a.json | [{"problem": "x",//"answer" "y"}] | line 2 column
 a.json | {"problem": "x"} | record 1: no column .* are problem: add ,answer=COLUMN
 a.json | {"test": [{"problem": "x", "answer": "1"}]} | this is for evaluation
-a.jsonl | {"problem": "x", "answer": "1", "split": "held-out"} | this is for evaluation
+a.jsonl | {"problem": "x", "answer": "1", "Split": "held-out"} | this is for evaluation
 a.jsonl | {"prompt": "x", "response": "It is \boxed{1}.", "y": "2"} | are prompt, response, y: add
 a.jsonl | {"problem": "x", "choices": ["3", "4", "5"], "answer": 1} | from 0 or from 1: add ,first=0
 a.jsonl,task=programming | {"problem": "x", "answer": "1"} | no column .* holds the tests
@@ -531,7 +532,8 @@ def test_any_data_set_of_the_hub_and_any_folder_can_be_named(hub, tmp_path):
 
 
 HELD_OUT = """holdout hold-out held_out heldout tests testset myTest TEST evals evalset validate
-devset gsm8k_test test-00000-of-00001 validation_data train-val testing"""
+devset gsm8k_test test-00000-of-00001 validation_data train-val testing
+testmini development heldoutset"""
 TRAIN = "all trainset latest contest values device"
 
 
@@ -549,8 +551,8 @@ def test_what_a_path_or_a_split_calls_held_out_is_never_trained_on(tmp_path):
             assert {problem.text for problem in source.train}.isdisjoint(texts) is is_apart, name
             evaluated = {problem.text for problem in load_evaluation(argument, 9).validation}
             assert (evaluated == texts) is is_apart, name
-    named = write(tmp_path / "my_test.jsonl", made)
-    assert "! its name says" in load(named).notes[-1]
+    for name in ("a/my_test.jsonl", "test/a.jsonl"):  # a file that is named itself
+        assert "! its name says" in load(write(tmp_path / name, made)).notes[0]
 
 
 def test_a_sum_is_held_out_whatever_task_asks(tmp_path):
