@@ -114,7 +114,7 @@ REFUSED = """
 """
 
 
-def test_what_cannot_be_learned_is_refused_before_anything_is(folder, tmp_path, here, monkeypatch):
+def test_what_cannot_be_learned_is_refused_before_anything_is(folder, here, monkeypatch):
     monkeypatch.setattr(imitate, "imitate", lambda *_: pytest.fail("it learns"))
     solutions = {"worked": "2" * 3000, "wrong": "1</think>\\boxed{1}"}
     write_lines(Path("a.jsonl"), [{"problem": "1+1?", "answer": "2"} | solutions])

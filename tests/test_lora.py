@@ -45,7 +45,7 @@ def test_a_model_with_adapters_is_the_one_that_has_the_merged_weights(models, ki
     assert (ours - before).abs().max() > 0.1
 
 
-def test_a_run_goes_on_to_the_last_digit_beside_the_weights_of_its_first_model(monkeypatch):
+def test_a_run_goes_on_to_the_last_digit_beside_the_weights_of_its_first_model():
     """Its checkpoints have the merged weights, adapters and moments. What cannot be gone on with is
     refused before anything is written."""
     shutil.copytree(BASE_MODEL, "base")
