@@ -131,3 +131,32 @@ def test_a_chat_model_trains_on_mathematics_and_programs_together(tmp_path, chat
         assert line["pass_rate/sums.jsonl"] == line["pass_rate/programs.jsonl"] == 0
         assert line["verifier_failures"] == 0 and line["mismatch_mean"] < 0.05
     load_model(str(folder / "model"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("adapted", [[], ["--lora-rank", "4"]])
+def test_a_finished_run_goes_further_with_any_number_of_ranks(tmp_path, adapted):
+    """Begun with two, gone on with one: the losses of a synchronous run that had one all along.
+    `python /path/train.py` finds the model beside the script, and makes runs/ where the user
+    stands."""
+    flags = [
+        *adapted,
+        *"--validation-every 2 --train-prompts 20 --asynchrony ppo-1 --steps".split(),
+    ]
+    alone, _ = run(tmp_path, *flags, "8", name="alone")
+    two, printed = run(tmp_path, *flags, "5", "--trainers", "2", "--threads", "1")
+    assert "trainers cpu, cpu" in printed
+    RealRun(tmp_path, "--resume", "runs/run", "--steps", "8", "--trainers", "1").end_well()
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["runs"]
+    check_log(alone, steps=8, validation_every=2)
+    steps, validated = log(alone, "train"), [line["step"] for line in log(two, "validation")]
+    assert len({line["loss"] for line in steps}) > 4 and steps[-1]["epoch"] >= 1
+    assert validated == [0, 2, 4, 5, 6, 8]  # 5 was an end
+    for ours, theirs in zip(log(two, "train"), steps, strict=True):
+        assert ours["step"] == theirs["step"] and theirs["off_policyness_max"] == 0
+        assert theirs["ratio_max"] in (None, pytest.approx(1, abs=1e-3))
+        # Later a last digit has changed a sampled token here and there.
+        bound = 1e-3 if ours["step"] <= 3 else 0.1
+        for name in ("loss", "gradient_norm", "pass_rate"):
+            expected = pytest.approx(theirs[name], rel=bound, abs=1e-4)
+            assert ours[name] == expected, (ours["step"], name)
