@@ -178,8 +178,9 @@ def who_does_what(ready: Ready, place: Place) -> Roles:
     parameters, stop = SharedParameters(model, len(devices_here(settings)[1])), Stop()
     feed = Feed(settings, prompts, engines, parameters, stop.asked, state)
     compute = compute_of(settings, model)
-    same = weights == state.get("weights", weights)
-    if state and "weights" not in state:  # of before: there is no checksum, and the name decides
+    known = state.get("weights")
+    same = known in (None, weights)
+    if state and known is None:  # of before: there is no checksum, and the name decides
         same = read_settings(folder).model == settings.model
     refuse(
         not same or feed.data != state.get("data", feed.data),
