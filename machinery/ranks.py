@@ -144,8 +144,8 @@ def other_ranks(
     *arguments), and this process is rank 0. At its end all have ended.
 
     If one of them fails, all end, with its traceback (leave: see `end_at_once`). RankSilent if one
-    hangs. A single rank needs no process group in fp32. In bf16 it has one: FSDP keeps the
-    parameters in fp32 and computes in bf16.
+    hangs. A single rank needs no process group in fp32. In 16 bits it has one: FSDP keeps the
+    parameters in fp32 and computes in 16 bits.
 
     The store is in this process, and lives as long as the ranks do. gloo needs it at the start
     alone. NCCL writes to it at the first collective of a GPU, and asks it now and then until the

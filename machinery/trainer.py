@@ -59,7 +59,7 @@ def make_policy(settings: Settings, model: PreTrainedModel, device: torch.device
     would swallow small updates.
 
     A single rank in fp32 has the whole model. If there are several ranks, or if the trunk computes
-    in bf16, FSDP shards it (`shard`): it is never whole on one device then."""
+    in 16 bits, FSDP shards it (`shard`): it is never whole on one device then."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
         model.set_attn_implementation(attention_on_gpu(model))

@@ -76,8 +76,8 @@ def here(tmp_path, monkeypatch):
 
 @pytest.fixture
 def group_of_one():
-    """A group of one rank, as other_ranks makes it for bf16: FSDP computes in bf16 over it. An
-    engine of vLLM in this process may have made one already."""
+    """A group of one rank, as other_ranks makes it for 16 bits: FSDP computes over it. An engine of
+    vLLM in this process may have made one already."""
     import torch.distributed as dist
 
     from core.settings import Settings
