@@ -45,10 +45,10 @@ if __name__ == "__main__":
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from core.check import refuse_overflow, refuse_wrong_logprobs
+from core.check import refuse_unfit
 from core.engine import Engine, engine_settings, make_requests, sample_all
 from core.generators import make_engine, out_of_memory
-from core.model import load_model, load_tokenizer, refuse_misfit
+from core.model import load_model, load_tokenizer
 from core.rollouts import Rollout, SharedParameters
 from core.screen import say
 from core.text import (
@@ -165,11 +165,8 @@ def load(
     settings = engine_settings(command, devices, path, decoding)
     settings = replace(settings, slots=min(settings.slots, completions))
     model = load_model(path)
-    refuse_misfit(model, decoding)
     refuse_prompts(tokenizer, problems, command, model)
-    refuse_wrong_logprobs(model, path, settings.engine == "torch", share_prompts=False)
-    if settings.dtype == torch.float16:
-        refuse_overflow(model)
+    refuse_unfit(model, path, settings, share_prompts=False)
     engine = make_engine(settings, model)
     if settings.engine == "vllm":  # it is made without parameters
         parameters = SharedParameters(model)

@@ -15,8 +15,8 @@ from transformers import PreTrainedModel
 
 import loss
 from core.attention import most_positions, recurrent
-from core.engine import Decoding
-from core.model import head_of, in_one_sentence
+from core.engine import Decoding, EngineSettings
+from core.model import head_of, in_one_sentence, refuse_misfit
 from core.policy import Policy, micro_batches
 from core.rollouts import Request, given_rollout
 from core.settings import refuse
@@ -24,6 +24,17 @@ from core.torch_engine import TorchEngine
 
 IDS = [*range(6)]  # tokens that every model has
 WINDOW = 3  # in place of wider ones while we look, so that six tokens show them
+
+
+def refuse_unfit(
+    model: PreTrainedModel, name: str, engine: EngineSettings, share_prompts: bool
+) -> None:
+    """ValueError if this model, on the CPU in fp32, does not suit this engine and its budgets, or
+    the trainer."""
+    refuse_misfit(model, engine.decoding)
+    refuse_wrong_logprobs(model, name, engine.engine == "torch", share_prompts)
+    if engine.dtype == torch.float16:
+        refuse_overflow(model)
 
 
 @torch.no_grad()

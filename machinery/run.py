@@ -21,11 +21,11 @@ from transformers import PreTrainedModel
 import loss
 from core import lora
 from core.attention import attention_on_gpu, recurrent
-from core.check import refuse_overflow, refuse_wrong_logprobs
+from core.check import refuse_unfit
 from core.engine import EngineSettings, engine_settings
 from core.feed import Feed, Prompts
 from core.generators import GeneratorFailed
-from core.model import checksum, first_learning_rate, load_model, load_tokenizer, refuse_misfit
+from core.model import checksum, first_learning_rate, load_model, load_tokenizer
 from core.policy import Policy
 from core.rollouts import Batch, Group, Rollout, SharedParameters
 from core.screen import Progress, say, warn
@@ -163,10 +163,7 @@ def ready_to_train(asked: Settings, sources: list[Source], place: Place) -> Read
     settings = settings_of_the_run(asked, model)
     generators, _ = devices_here(settings)
     engines = [engine_settings(settings, each, first, prompts.decoding) for each in generators]
-    over_slots = engines[0].engine == "torch"
-    refuse_wrong_logprobs(model, asked.model, over_slots, settings.share_prompts)
-    if engines[0].dtype == torch.float16:
-        refuse_overflow(model)
+    refuse_unfit(model, asked.model, engines[0], settings.share_prompts)
     return Ready(model, path, weights, prompts, settings, engines)
 
 
@@ -256,8 +253,8 @@ def make_prompts(
     settings: Settings, path: str, model: PreTrainedModel, sources: list[Source]
 ) -> Prompts:
     """The prompts of these sources for the model, whose tokenizer lies at `path`. The first is
-    shown as the model gets it, with its answer. ValueError if the prompts or the budgets do not
-    suit the model."""
+    shown as the model gets it, with its answer. ValueError if the prompts do not suit the
+    model."""
     tokenizer, recipe = load_tokenizer(path), settings.recipe
     problems = [problem for source in sources for problem in source.train + source.validation]
     decoding = make_decoding(
@@ -266,7 +263,6 @@ def make_prompts(
     refuse_few_problems(settings, sources)
     first = problems[0]
     ids = prompt_ids(tokenizer, first, settings)
-    refuse_misfit(model, decoding)
     refuse_prompts(tokenizer, problems, settings, model)
     ends = " or ".join(repr(tokenizer.decode([token])) for token in decoding.eos)
     say(f"The first prompt, as the model gets it: {tokenizer.decode(ids)!r}")
