@@ -180,25 +180,28 @@ SPELLING_OF = table(
     ml         milliliter milliliters
     l          liter liters litre litres
     gal        gallon gallons
-    s          sec second seconds
-    min        minute minutes
-    h          hr hour hours
+    s          sec secs second seconds
+    min        mins minute minutes
+    h          hr hrs hour hours
     day        days
     week       weeks
     month      months
     year       years yr
     rad        radian radians
     /          per
-    ␣          \, \: \; \> \( \) \[ \] \quad \qquad \thinspace unit units
+    ␣          \, \: \; \> ~ \( \) \[ \] \quad \qquad \thinspace unit units
 """
 )
+
+FONTS = "text[a-z]*|math(?:rm|bf|it|sf|tt)|mbox|operatorname|boldsymbol|bm|underline"
 
 
 def rules(text: str) -> list[list[str]]:
     """The rows of a table: a pattern, what is written instead, and an example. ␣ is a space, ν a
-    letter or a command, and τ what stands beside signs."""
+    letter or a command, τ what stands beside signs, and φ the command of a font."""
     text = text.replace("␣", " ").replace("ν", r"([a-zA-Z](?:_\w)?|\\[a-z]+)")
     text = text.replace("τ", "(?<![^<>≤≥∪,=])([^<>≤≥∪,=]+)")
+    text = text.replace("φ", rf"\\(?:{FONTS})")
     return [row.split(" → ")[:2] for row in text.split("\n")[1:-1]]
 
 
@@ -209,10 +212,11 @@ BEFORE = rules(r"""
 \\(left|right|[bB]ig+[lr]?|[a-z]+style|limits|boxed|fbox)(?![a-zA-Z])\.? →  → \left(
 \\(text)?color␣?\{\w+\}|\\phantom␣?\{[^{}]*\}|(?<=\\\\)\s?\[-?[\d.]+␣?[a-z]{2}\] →  → \\[4pt]
 \\\\ → ↵ → the end of a row
-\\begin␣?\{[pb]?matrix\} → ⟦ → \begin{pmatrix}
-(↵\s*)?\\end␣?\{[pb]?matrix\} → ⟧ → \end{pmatrix}
-\\(text[a-z]*|math(rm|bf|it|sf|tt)|mbox|operatorname)␣?\{([^{}]*)\} → ␣\3␣ → \text{ cm}
-\\(text[a-z]*|math(rm|bf|it|sf|tt)|mbox|operatorname)␣?\{([^{}]*)\} → ␣\3␣ → around it, too
+\\not\s*= → ≠ → \not=
+\\begin␣?\{([pb]?matrix|array\}␣?\{[lcr]*)\} → ⟦ → \begin{pmatrix}
+(↵\s*)?\\end␣?\{([pb]?matrix|array)\} → ⟧ → \end{pmatrix}
+φ␣?\{([^{}]*)\} → ␣\1␣ → \text{ cm}
+φ␣?\{([^{}]*)\} → ␣\1␣ → around it, too
 \\mathbb␣?\{?␣?R␣?\}? → ℝ → \mathbb{R}
 (?<![\\a-zA-Z])(sqrt|log|ln|exp|(arc|a)?(sin|cos|tan)|cot|sec|csc)(?![a-zA-Z]) → \\\1␣ → sqrt(2)
 (?<![\\a-zA-Z])(pi|theta|infty|infinity)(?![a-zA-Z]) → \\\1␣ → 2pi
@@ -235,7 +239,6 @@ AFTER = rules(r"""
 (?<=\d)␣?\^?\{?␣?(st|nd|rd|th)\b␣?\}? →  → 12^{th}
 \b(square|sq|cubic)␣*$ →  → 5 square units
 (?<=\d)E(?=[-\d]) → e → 1.5E6
-(?<=\d)␣?% → E-2 → 25 %
 \b(square|sq)\b␣?([a-z]*) → \2^2 → square m
 \bcubic\b␣?([a-z]*) → \1^3 → cubic m
 \^\{(\w)\}(?!\w) → ^\1 → cm^{2}
@@ -257,6 +260,8 @@ _\{(\w+)\}(?!\w) → _\1 → 11_{10}
 (?<![^,«»∪])([^,«»∪±]*)±([^,«»∪]*) → \1+\2,\1-\2 → 1±2
 (^|[,({=«∪])\+ → \1 → +5
 ^[=*`]+|[*`.,;:␣]+$ →  → **5**.
+(?i)(?<=\d)␣?a\.?m$ → ␣am → 8:30 a.m.
+(?i)(?<=\d)␣?p\.?m$ → ␣pm
 (?i)^(an?|the)␣(?=[a-z]{3}) →  → a rhombus
 ^«[a-z](∈ℝ)?[|:](.*)»$|^[a-z]∈ → \2 → {x ∈ ℝ | x>2}
 (?i)^«»$|^no␣(real␣)?solutions?$ → ∅ → no solution
@@ -313,7 +318,7 @@ def equal(wanted: str, given: str, text: str = "") -> bool:
     (letter, wanted), (given_letter, given) = as_choice(wanted), as_choice(given)
     if letter and given_letter and not (wanted and given):
         # behind the letter stands no other one, and no words but those of the choice
-        has_words = re.search("[a-z]{2}", given) and given not in cleaned(text)
+        has_words = re.search(r"(?<![\\a-z])[a-z]{2}", given) and given not in cleaned(text)
         return letter == given_letter and not has_words and not re.search(r"\b[A-Z]\b", given)
     if letter and given_letter not in ("", letter):
         return False
@@ -334,15 +339,15 @@ def copied(wanted: str, given: str, text: str) -> bool:
     """Whether a formula of the problem is the answer or, if it is long or an equation, a part of
     it: by its numbers and letters, in any order. Not if these are those of the wanted answer."""
     leaves, others = leaves_of(given), leaves_of(wanted)
-    if leaves == others or re.fullmatch("[-.%0-9]+", given) and "^" not in wanted:
+    if leaves == others or re.fullmatch("[-.0-9]+", given) and "^" not in wanted:
         return False
     formulas = [leaves_of(cleaned(formula)) for formula in re.split(BETWEEN, text)]
     return any(found == leaves or found.total() > 2 and found <= leaves for found in formulas)
 
 
 def leaves_of(text: str) -> Counter:
-    """The numbers, letters, functions, -, = and | of a formula, and how often each stands in it."""
-    return Counter(re.findall(r"\\(?!frac)[a-z]+|[a-zA-Z=|-]|\d+", text))
+    """The numbers, letters, functions, -, =, | and % of a formula, and how often each is there."""
+    return Counter(re.findall(r"\\(?!frac)[a-z]+|[a-zA-Z=|%-]|\d+", text))
 
 
 # --- part by part ---------------------------------------------------------------------------------
@@ -383,7 +388,7 @@ def same(wanted: str, given: str) -> bool:
 
 def unwrapped(text: str) -> str:
     """A text without brackets that say nothing; but values with names of their own are a tuple."""
-    while is_wrapped(text) and (text[0] in "«⟦" or len(split(text[1:-1], ",")) == 1):
+    while is_wrapped(text) and (text[0] in "«{⟦" or len(split(text[1:-1], ",")) == 1):
         text = text[1:-1]
     names = {named(item, NAME)[0][:1] for item in split(text, ",")}
     return f"({text})" if len(names) > 1 and "" not in names else text
@@ -428,14 +433,14 @@ def split(text: str, sign: str) -> list[str]:
 KNOWN = r"""(?: mi/h | mm | cm | km | kg | in | ft | yd | mi | lb | oz | ml | gal | min | day | week
     | month | year | deg | rad | [mglsh¤€£¢] ) (?: \^\d )?"""
 # Another word behind a wanted number is its unit, if it does not make it another number.
-OTHER = r"""(?<=\d\ )(?! [a-z]*illion | thousand | hundred | dozen | lakh | crore | base | or | ad
-    | [ap]m | bce? | [a-z]+ths? ) [a-z]{2,}"""
-# 5 cm, 5 mi/h, 25E-2 (percent); but a lone letter wants no minus sign: -2 m
+OTHER = r"""(?<=[\d}]\ )(?! [a-z]*illion | thousand | hundred | dozen | lakh | crore | base | or
+    | ad | [ap]m | bce? | [a-z]+ths? ) [a-z]{2,}"""
+# 5 cm, 5 mi/h, 25%; but a lone letter wants no minus sign: -2 m
 WITH_UNIT = r"""(?xi) ( -.*\ [mglsh] | .*? )
-    ( \ (?:UNIT) (?:/UNIT)? )? ((?-i:E-2)?)"""
+    ( \ (?:UNIT) (?:/UNIT)? )? (%?)"""
 GIVEN = WITH_UNIT.replace("UNIT", KNOWN)
 WANTED = WITH_UNIT.replace("UNIT", f"{KNOWN}|{OTHER}", 1).replace("UNIT", KNOWN)
-ABOVE_1 = r"-?(?:[2-9]|[1-9]\d+)(?:\.\d+)?"
+ABOVE_1 = r"-?(?:[2-9]|[1-9]\d+)(?:\.\d+| \d+/\d+)?"
 WORDS = r"(?=.*[^\W\d_]{3}|[^\W\d_]+$)[^\W\d_][\w ,.'()&:!?/-]+"  # they do not differ by capitals
 
 
@@ -480,9 +485,8 @@ LETTER = rf"""(?: (?<!\\) (?<!\\[a-z]) (?<!\\[a-z]{{2}}) (?<!\\[a-z]{{3}}) (?<!\
 TOKEN = rf"""(?xa) (?<![\w^.}}])\d+[ ]\d+/\d+ | \d{{1,80}}(?:\.\d{{1,80}})?(?:[eE]-?\d\d?)?(?![\d.])
     | \.\d{{1,80}}(?!\d) | {LETTER} | \\log_ | \\[a-z]+ | !+ | \S"""
 FACTOR = r"[a-zA-Z({\\]|\d+\^"  # how one begins that has no sign before it, as in n 2^k
-BINDING = {"+": 1, "-": 1, "*": 2, "/": 2, "^": 4, "!": 5}  # of signs; of no sign 2.5
+BINDING = {"+": 1, "-": 1, "*": 2, "/": 2, "^": 4, "!": 5, "%": 5}  # of signs; of no sign 2.5
 BRACKETS = dict(zip("([{|", ")]}|"))
-UNDONE = r"[+-][^()]*([)\]])(?:\^|\*?[(\[])"  # a sum in brackets, before others or a power
 OPERATIONS = {
     "+": operator.add,
     "-": operator.sub,
@@ -492,6 +496,7 @@ OPERATIONS = {
     "|": abs,
     "^": operator.pow,
     "!": mp.factorial,
+    "%": lambda value: value / 100,
     r"\log_": mp.log,
 } | {rf"\{name}": getattr(mp, name) for name in FUNCTIONS.split()}
 # The step that an operation is
@@ -516,10 +521,12 @@ def same_expression(wanted: str, given: str) -> bool:
     trees = tree_of(wanted), tree_of(given)
     letters = sorted({*re.findall(f"(?x){LETTER}", f"{wanted} {given}")} - {*CONSTANTS})
     rng, compared = random.Random(0), 0
+    allowed, taken = {""}, set()
+    sums_of(trees[0], allowed)
+    sums_of(trees[1], taken)
     for signs in SIGNS if letters else SIGNS[:1]:
         sizes = [mp.mpf(rng.choice(signs) * rng.lognormvariate(2, 4)) for _ in letters]
         point = CONSTANTS | dict(zip(letters, sizes))
-        allowed, taken = {"", *re.findall(UNDONE, wanted)}, {*re.findall(UNDONE, given)}
         values = []
         with contextlib.suppress(*FAULTS):
             values.append(compute(trees[0], point, allowed))
@@ -547,7 +554,7 @@ def read(tokens: list[str], least: float = 0):
     tree = operand(tokens)
     while binding_of(tokens) > least:
         sign = tokens.pop() if tokens[-1] in BINDING else "*"
-        tree = (sign, tree) if sign == "!" else (sign, tree, read(tokens, BINDING[sign] + 0.5))
+        tree = (sign, tree) if sign in "!%" else (sign, tree, read(tokens, BINDING[sign] + 0.5))
     return tree
 
 
@@ -581,9 +588,27 @@ def operand(tokens: list[str]):
     return ("^", (token, argument, *base), exponent)
 
 
+def sums_of(tree, steps: set) -> tuple[int, int]:
+    """How many factors of a tree are sums, above and below its strokes. Products and powers of sums
+    are added to the steps."""
+    if isinstance(tree, str):
+        return 0, 0
+    sign, *parts = tree
+    (above, below), (above_2, below_2) = [*(sums_of(part, steps) for part in parts), (0, 0)][:2]
+    if sign == "/":
+        above_2, below_2 = below_2, above_2
+    if max(above + above_2, below + below_2) > 1 and sign in "*/":
+        steps.add("product of sums")
+    if sign == "^" and above + below and parts[1][0] != "/":  # no root
+        steps.add("product of sums")
+    if sign in "+-":
+        return 1, 0
+    return (above + above_2, below + below_2) if sign in ("*", "/", "negative") else (0, 0)
+
+
 def compute(tree, point: dict, steps: set):
     """The value of a tree at a point, a Fraction if it is made of plain numbers. The steps that it
-    takes are added: letters, functions, roots, sums, products of sums, and what is done with plain
+    takes are added: letters, functions, roots, sums, and what is done with plain
     numbers alone, but no reduced fraction. Raises one of FAULTS."""
     if isinstance(tree, str):
         if tree not in point:
