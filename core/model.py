@@ -34,7 +34,7 @@ def in_one_sentence(model: str, wrong: str = "it could not be loaded") -> Iterat
     try:
         yield
     except Exception as error:
-        if find_adapter_config_file(model):
+        if find_adapter_config_file(model, local_files_only=True):
             wrong = "it is a LoRA adapter: merge it into its model first (peft's merge_and_unload)"
         kind, text = type(error).__name__, str(error).strip() or "no reason given"
         raise ValueError(f"--model {model}: {wrong} ({kind}: {text.splitlines()[0]})") from error
