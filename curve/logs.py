@@ -246,8 +246,8 @@ def chosen_rows(rows: Rows, where: str | None) -> tuple[Rows, str]:
         groups = groups_of(rows, column)
         require([text_of(value)], groups, f"where {column}")
         rows = groups[text_of(value)]
-    kinds = []
-    for column in known("kind", names_in(rows)):
+    kinds, told = [], [name for name in names_in(rows, str) if tells_kinds(rows, name)]
+    for column in known("kind", names_in(rows)) or told:
         groups = groups_of(rows, column)
         found = [kind for kind in groups if VALIDATION.search(kind)]
         if len(found) > 1:
@@ -256,6 +256,13 @@ def chosen_rows(rows: Rows, where: str | None) -> tuple[Rows, str]:
         rows = groups[found[0]] if found else rows
         kinds += found or groups
     return rows, " and ".join(kinds)
+
+
+def tells_kinds(rows: Rows, name: str) -> bool:
+    """Whether each row has a text in this column that says either validation or training."""
+    patterns = VALIDATION, TRAINING
+    said = {tuple(bool(each.search(kind)) for each in patterns) for kind in groups_of(rows, name)}
+    return said == {(True, False), (False, True)}
 
 
 def chosen_columns(flag: str, rows: Rows, given: str | None, others: list[str]) -> list[str]:

@@ -224,7 +224,7 @@ def test_lines_that_cannot_be_read_are_left_out_and_told_if_they_are_few(place):
 
 def test_where_chooses_records():
     content = bytes_of(typed())
-    for name in (b"type", b"stage"):
+    for name in (b"type", b"stage", b"part"):
         assert "from the eval records" in read(content.replace(b"type", name)).notes[0]
     rollouts = read(content, where="type=rollout", y="answer_accuracy")
     of_batches = read(trl(), y=REWARD)
