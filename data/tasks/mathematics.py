@@ -273,6 +273,8 @@ deg␣?[CF]$ → deg → 68 deg F
 ^([^=a-zA-Z]+)=ν$ → \2=\1 → 5=x
 τ>τ>τ → \3<\2<\1 → 5>x>2
 τ≥τ≥τ → \3≤\2≤\1
+τ>τ≥τ → \3≤\2<\1
+τ≥τ>τ → \3<\2≤\1
 τ>τ → \2<\1 → x>2
 τ≥τ → \2≤\1
 τ<ν<τ → \2=(\1,\3) → 2<x<5
@@ -513,9 +515,9 @@ STEP_OF = table(
 
 
 def same_expression(wanted: str, given: str) -> bool:
-    """Whether two expressions have the same values at points, and the given one takes no steps that
-    the wanted one does not take. At the first point letters are 0, so x^2/x is not x. Points are
-    left out where there are no real values."""
+    r"""Whether two expressions have the same values at points, and the given one takes no steps
+    that the wanted one does not take. At the first point letters are 0, so x^2/x is not x. Points
+    are left out where there are no real values; but \ln x, without one below 0, is not \ln|x|."""
     if squeezed(wanted) == squeezed(given):
         return True
     trees = tree_of(wanted), tree_of(given)
@@ -535,7 +537,7 @@ def same_expression(wanted: str, given: str) -> bool:
             if not taken <= allowed or not mp.almosteq(*map(mp.convert, values), mp.eps**0.5, 0):
                 return False
             compared += 1
-        elif values and signs == SIGNS[0]:
+        elif values and (signs == SIGNS[0] or "|" in wanted):
             return False
     return compared > bool(letters)
 
