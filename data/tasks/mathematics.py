@@ -486,9 +486,9 @@ LETTER = rf"""(?: (?<!\\) (?<!\\[a-z]) (?<!\\[a-z]{{2}}) (?<!\\[a-z]{{3}}) (?<!\
     [a-zA-Z] | \\(?:{GREEK}) (?![a-z]) ) '? (?: _(?: \w | \{{\w+\}} ) )?"""
 TOKEN = rf"""(?xa) (?<![\w^.}}])\d+[ ]\d+/\d+ | \d{{1,80}}(?:\.\d{{1,80}})?(?:[eE]-?\d\d?)?(?![\d.])
     | \.\d{{1,80}}(?!\d) | {LETTER} | \\log_ | \\[a-z]+ | !+ | \S"""
-FACTOR = r"[a-zA-Z({\\]|\d+\^"  # how one begins that has no sign before it, as in n 2^k
+FACTOR = r"[a-zA-Z({¦\\]|\d+\^"  # how one begins that has no sign before it, as in n 2^k
 BINDING = {"+": 1, "-": 1, "*": 2, "/": 2, "^": 4, "!": 5, "%": 5}  # of signs; of no sign 2.5
-BRACKETS = dict(zip("([{|", ")]}|"))
+BRACKETS = dict(zip("([{|¦", ")]}||"))  # ¦ is a | that opens
 OPERATIONS = {
     "+": operator.add,
     "-": operator.sub,
@@ -544,6 +544,7 @@ def same_expression(wanted: str, given: str) -> bool:
 
 def tree_of(text: str):
     """The tree of an expression: an operation and its trees, or a token. Raises one of FAULTS."""
+    text = re.sub(r"\|([^|]+)\|", r"¦\1|", text)
     tokens = ["", *reversed(re.findall(TOKEN, text))]
     tree = read(tokens) if len(tokens) < MOST_TOKENS else ""
     if tokens != [""]:
@@ -576,7 +577,7 @@ def operand(tokens: list[str]):
         tree = read(tokens)
         if tokens.pop() != BRACKETS[token]:
             raise ValueError("a bracket is not closed")
-        return ("|", tree) if token == "|" else tree
+        return ("|", tree) if token in "|¦" else tree
     if token == r"\sqrt":
         degree = operand(tokens) if tokens[-1] == "[" else "2"
         return ("^", operand(tokens), ("/", "1", degree))
