@@ -390,7 +390,11 @@ def same(wanted: str, given: str) -> bool:
 
 def unwrapped(text: str) -> str:
     """A text without brackets that say nothing; but values with names of their own are a tuple."""
-    while is_wrapped(text) and (text[0] in "«{⟦" or len(split(text[1:-1], ",")) == 1):
+    while (
+        is_wrapped(text)
+        and text != "«∅»"
+        and (text[0] in "«{⟦" or len(split(text[1:-1], ",")) == 1)
+    ):
         text = text[1:-1]
     names = {named(item, NAME)[0][:1] for item in split(text, ",")}
     return f"({text})" if len(names) > 1 and "" not in names else text
