@@ -232,6 +232,7 @@ class Stop:
         self.at_once = False  # a second one has come
         self.heard = threading.Event()  # the main thread knows that
         self.to_thread = -1  # a pipe, into which the number of each signal is written
+        self.thread = None
 
     def asked(self) -> bool:
         """Whether a signal has asked the run to end."""
@@ -242,16 +243,18 @@ class Stop:
         come, self.to_thread = os.pipe()
         os.set_blocking(self.to_thread, False)
         signal.set_wakeup_fd(self.to_thread)
-        threading.Thread(target=self._hear, args=(come, leave), daemon=True).start()
+        self.thread = threading.Thread(target=self._hear, args=(come, leave), daemon=True)
+        self.thread.start()
         for number in SIGNALS:
             # `nohup` ignores a closed terminal for its command.
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, self._interrupt)
 
     def end(self) -> None:
-        """Hear no further signal."""
+        """Hear no further signal. The thread has ended then: Python may abort if it ends first."""
         signal.set_wakeup_fd(-1)
         os.close(self.to_thread)
+        self.thread.join()
 
     def _hear(self, come: int, leave: Callable) -> None:
         """In a thread of its own: the main thread may sit in a collective and hear nothing."""

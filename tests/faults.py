@@ -86,7 +86,9 @@ def run_script(script: Path, arguments: list[str], folder: Path, output: Path) -
     resource_tracker._resource_tracker._fd = None
     resource_tracker._resource_tracker._pid = None
     sys.argv = [str(script), *arguments]
-    sys.path.insert(0, str(script.parent))
+    # As a command has it: no folder of pytest's, and no signal that another test has blocked.
+    sys.path[:] = [str(script.parent), *filter(None, sys.path)]
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
     runpy.run_path(str(script), run_name="__main__")
 
 
