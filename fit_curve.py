@@ -18,8 +18,8 @@ What happens, in this order:
 
     1. read       two columns of a log become the points of a curve (curve/logs.py)
     2. fit        A, B and C_mid of least squares, with R0 held at the first point (curve/fit.py)
-    3. intervals  over the curves that fit about as well; wider if neighbours correlate
-                  (curve/least_squares.py)
+    3. intervals  of the curves that fit about as well; wider if neighbours correlate
+                  (curve/fit.py)
     4. judge      what the data does not show is not reported, such as an asymptote after half a
                   rise (curve/fit.py)
     5. forecast   at more compute, beside a power law and the last value; and from the first half

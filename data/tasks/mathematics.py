@@ -615,8 +615,8 @@ def sums_of(tree, steps: set) -> tuple[int, int]:
 
 def compute(tree, point: dict, steps: set):
     """The value of a tree at a point, a Fraction if it is made of plain numbers. The steps that it
-    takes are added: letters, functions, roots, sums, and what is done with plain
-    numbers alone, but no reduced fraction. Raises one of FAULTS."""
+    takes are added: letters, functions, roots, sums, and what is done with plain numbers alone, but
+    no reduced fraction. Raises one of FAULTS."""
     if isinstance(tree, str):
         if tree not in point:
             return sum(map(Fraction, tree.split()))
