@@ -52,7 +52,7 @@ class Options:
     """How logs are fitted and compared."""
 
     logs: tuple[str, ...] = option(
-        help="LOG, FILE:COLUMN or -; with --compare variants, [NAME=]LOG[,LOG...]: seeds with "
+        help="LOG or -; with --compare variants, [NAME=]LOG[,LOG...]: seeds with "
         "commas; or the folder of a study"
     )
     reading: Reading = Reading()

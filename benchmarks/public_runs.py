@@ -152,7 +152,7 @@ def write_runs(path: Path, runs: list[tuple[dict, Series]]) -> None:
                 errors = [f"{error:+.3f}" for error in found.errors]
                 figures = [f"{found.came:.3f}", *errors, "; ".join(found.warnings)]
             place = [log[name] for name in names]
-            place[4] = place[4].replace("all", series.name)
+            place[4] = log["y"] and series.name
             table.writerow([*place, len(series.x), *figures])
 
 

@@ -4,13 +4,12 @@
     read_log("wandb.csv", y="all", range=(0, 100))   # one curve for each run in the table
 
 What columns are called in which framework stands in NAMES, and is taken. If none is there, or two
-are equally good, the error asks, with a command that answers: a wrong curve with plausible numbers
+are equally good, --x, --y or --where must say which is meant: a wrong curve with plausible numbers
 is worse than no curve.
 """
 
 import csv
 import re
-import shlex
 from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ import numpy as np
 
 from curve.flags import option
 from curve.least_squares import Array
-from curve.records import records_in, row_of, value_of
+from curve.records import records_in, row_of
 
 VAL = "(val|valid|validation|eval|evaluation|test|dev|held_?out)"
 RATE = (
@@ -67,7 +66,7 @@ y       tinker         test/env/all/correct eval/.*/score test/env/all/reward/to
 y       open-instruct  eval/objective/verifiable_correct_rate
 y       any            {VAL}[/_]{RATE}
 y       slime          eval/(aime|amc|gpqa|gsm8k|math|minerva|olympiad)[\d_]*
-y       ours           pass_rate(/.*)?
+y       ours           pass_rate pass_rate/.*
 y       any            {RATE}
 y       TRL            (train/)?rewards/(accuracy_reward|correctness_reward_func)(/mean)?
 y       tinker         env/all/correct env/all/reward/total
@@ -79,9 +78,6 @@ y       slime          rollout/raw_reward
 y       TensorBoard    value
 y       any            y
 
-y?      any            (?!.*(std|_min|_max|len|format|loss)).*(pass|acc|correct|solve|success).*
-y?      TRL            (eval[_/]|train/)?reward
-y?      any            (?!.*(std|_min|_max|len|format|loss)).*(reward|score|return).*
 kind    any            (kind|type|split|mode|phase|stage)
 label   any            {LABEL}
 """
@@ -119,7 +115,9 @@ class Reading:
 
     x: str | None = option(None, "the column of compute; by default one of a known name")
     y: str | None = option(
-        None, "the column of the pass rate, several with commas, or all; by default of a known name"
+        None,
+        "the column of the pass rate, by default one of a known name; several with commas, or all"
+        " of the best known name",
     )
     where: str | None = option(None, "only the records with COLUMN=VALUE; several with commas")
     range: tuple[float, float] = option(
@@ -128,23 +126,16 @@ class Reading:
     mean: bool = option(False, "rows of one compute are averaged, such as problems or seeds")
 
 
-class Unclear(ValueError):
-    """A question, a flag, and a value of it that answers the question."""
-
-
 # --- From a path to curves ------------------------------------------------------------------------
 
 
 def read_log(path: str | Path, **choices) -> list[Series]:
     """The curves in a log: one, or one for each column that `y` names and each seed.
 
-    path: a file, "-" for standard input, the folder of a run, or FILE:COLUMN. choices: the fields
-    of `Reading`. Seeds have one name. ValueError, with the file, if there is no curve, or if a flag
-    must say which one; OSError if there is no file.
+    path: a file, "-" for standard input, or the folder of a run. choices: the fields of `Reading`.
+    Seeds have one name. ValueError, with the file, if there is no curve, or if a flag must say
+    which one; OSError if there is no file.
     """
-    file, _, column = str(path).partition(":")
-    if column and Path(file).is_file():
-        path, choices["y"] = file, column
     path, reading = Path(path), Reading(**choices)
     log = log_in(path) if path.is_dir() else path
     if not log:
@@ -152,23 +143,13 @@ def read_log(path: str | Path, **choices) -> list[Series]:
     if "tfevents" in log.name:
         log = path  # of a folder all
     name = path.absolute().name.removesuffix(".jsonl")
-    notes, questions = [], []
+    notes = []
     try:
         rows = [*map(row_of, records_in(log, notes))]
-        while True:  # until the command answers all questions
-            try:
-                curves = curves_of(rows, name, reading)
-                if not questions:
-                    return [replace(curve, notes=(*curve.notes, *notes)) for curve in curves]
-                raise ValueError(f"{' '.join(questions)} For example: {command(path, reading)}")
-            except Unclear as unclear:
-                question, flag, answer = unclear.args
-                questions.append(question)
-                if flag == "where" and reading.where:
-                    answer = f"{reading.where},{answer}"
-                reading = replace(reading, **{flag: answer})
+        curves = curves_of(rows, name, reading)
     except (ValueError, csv.Error, RecursionError, ImportError) as error:
         raise ValueError(f"{log}: {error}") from None
+    return [replace(curve, notes=(*curve.notes, *notes)) for curve in curves]
 
 
 def log_in(folder: Path) -> Path | None:
@@ -181,15 +162,6 @@ def log_in(folder: Path) -> Path | None:
 def natural_order(path: Path) -> str:
     """A path in which numbers are of one length: checkpoint-90 comes before checkpoint-100."""
     return re.sub(r"\d+", lambda number: number[0].zfill(20), str(path))
-
-
-def command(path: Path, reading: Reading) -> str:
-    """The command that reads a log so."""
-    words = ["python", "fit_curve.py", path]
-    for name, value in vars(reading).items():
-        if value:
-            words += [f"--{name}", *(np.ravel(value) if value is not True else ())]
-    return shlex.join(map(str, words))
 
 
 # --- Which records, which columns -----------------------------------------------------------------
@@ -221,12 +193,7 @@ def groups_of(rows: Rows, name: str) -> dict[str, Rows]:
 
 def text_of(value) -> str:
     """A value as it is shown, and compared with that of --where."""
-    return str(value_of(value)).removesuffix(".0")
-
-
-def rises(values: list[float]) -> bool:
-    """Whether there are several values, and each is above the one before it."""
-    return len(values) > 1 and all(a < b for a, b in zip(values, values[1:]))
+    return str(value).removesuffix(".0")
 
 
 def require(names: list[str], among: Collection[str], flag: str) -> list[str]:
@@ -238,65 +205,51 @@ def require(names: list[str], among: Collection[str], flag: str) -> list[str]:
 
 
 def chosen_rows(rows: Rows, where: str | None) -> tuple[Rows, str]:
-    """The rows that --where names; and of those, the validations, if a column tells them from
-    others. Returns them and their kinds. Unclear if several kinds of validations are left."""
+    """The rows that --where names; and of those the validations, if a column of a known name tells
+    kinds apart. Returns them and their kinds. ValueError if several kinds of validations are
+    left."""
     for condition in re.split(",(?=[^,]+=)", where) if where else ():  # a value may have commas
         column, _, value = condition.partition("=")
         require([column], names_in(rows), "where")
         groups = groups_of(rows, column)
         require([text_of(value)], groups, f"where {column}")
         rows = groups[text_of(value)]
-    kinds, told = [], [name for name in names_in(rows, str) if tells_kinds(rows, name)]
-    for column in known("kind", names_in(rows)) or told:
+    kinds = []
+    for column in known("kind", names_in(rows)):
         groups = groups_of(rows, column)
         found = [kind for kind in groups if VALIDATION.search(kind)]
         if len(found) > 1:
-            told = f"of {column} {', '.join(found)}"
-            raise Unclear(f"which are the validations, {told}?", "where", f"{column}={found[0]}")
+            raise several("kinds of validations", column, found)
         rows = groups[found[0]] if found else rows
         kinds += found or groups
     return rows, " and ".join(kinds)
 
 
-def tells_kinds(rows: Rows, name: str) -> bool:
-    """Whether each row has a text in this column that says either validation or training."""
-    patterns = VALIDATION, TRAINING
-    said = {tuple(bool(each.search(kind)) for each in patterns) for kind in groups_of(rows, name)}
-    return said == {(True, False), (False, True)}
+def several(what: str, column: str, values: Collection[str]) -> ValueError:
+    """The error that asks for a --where."""
+    ways = ", ".join(f"{column}={value}" for value in values)
+    return ValueError(f"there are several {what}: choose one with --where, of {ways}")
 
 
-def chosen_columns(flag: str, rows: Rows, given: str | None, others: list[str]) -> list[str]:
-    """The columns that --x or --y names, or else the one of a known name. Unclear if there is not
-    one; others: may be meant."""
+def chosen_columns(flag: str, rows: Rows, given: str | None) -> list[str]:
+    """The columns that --x or --y names, or else the one of a known name. ValueError if there is
+    not one."""
     names = names_in(rows)
     if given and given != "all":
         return require([given] if given in names else given.split(","), names, flag)
     found = known(flag, names)
-    if "pass_rate" in found and not given:  # pass_rate/SOURCE is a part of it
-        found = ["pass_rate"]
-    likely = known(f"{flag}?", others)
-    if given or len(found) == 1:
-        return found or likely or others
+    if len(found) == 1 or given and found:
+        return found
     what = {"x": "compute", "y": "the pass rate"}[flag]
-    likely = found or [*dict.fromkeys(likely + others)]
-    if not likely:
-        raise ValueError(f"no column can be {what}: there are {', '.join(names)}")
-    raise Unclear(f"which column is {what}, of {', '.join(likely)}?", flag, likely[0])
-
-
-def with_x(of_y: Rows, rows: Rows, x: str | None) -> Rows:
-    """The rows of_y. One without x has that of another of the rows, of the same step and curve."""
-    names = names_in(of_y)
-    step = known("x", names)
-    key = lambda row: str([row.get(name) for name in step + known("label", names)])
-    found = {key(row): {x: row[x]} for row in rows if step and x in row}
-    return [found.get(key(row), {}) | row for row in of_y]
+    among = ", ".join(found or names_in(rows, float)) or "none"
+    raise ValueError(f"which column is {what}? --{flag} must name it; there are {among}")
 
 
 def parts_of(rows: Rows, x: str) -> dict[str, Rows]:
-    """The rows of each seed, by what is said of them. Unclear if they are of several curves."""
+    """The rows of each seed, by what is said of them. ValueError if they are of several curves."""
     parts = {"": rows}
-    in_turn = rises([row[x] for row in rows])
+    compute = [row[x] for row in rows]
+    in_turn = compute == sorted(set(compute))
     texts = [] if in_turn else names_in(rows, str)
     for column in dict.fromkeys(known("label", names_in(rows)) + texts):
         groups = groups_of(rows, column)
@@ -309,8 +262,7 @@ def parts_of(rows: Rows, x: str) -> dict[str, Rows]:
         elif column.lower() == "seed":
             parts = {f", of {column} {seed}": group for seed, group in groups.items()}
         else:
-            largest = max(groups, key=lambda name: len(groups[name]))
-            raise Unclear(f"which curve is meant, {told}?", "where", f"{column}={largest}")
+            raise several("curves", column, groups)
     return parts
 
 
@@ -321,12 +273,10 @@ def curves_of(rows: Rows, name: str, reading: Reading) -> list[Series]:
     """The curves of each pass rate and each seed. name: of a curve whose column is not named."""
     chosen, kind = chosen_rows(rows, reading.where)
     curves = []
-    rates = [name for name in names_in(chosen, float) if not known("x", [name])]
-    for y in chosen_columns("y", chosen, reading.y, rates):
-        of_y = with_x([row for row in chosen if y in row], rows, reading.x)
-        values = {n: [row[n] for row in of_y if n in row] for n in names_in(of_y, float) if n != y}
+    for y in chosen_columns("y", chosen, reading.y):
+        of_y = [row for row in chosen if y in row]
         last = of_y if reading.x else of_y[-1:]  # the first may be odd
-        (x,) = chosen_columns("x", last, reading.x, [n for n in values if rises(values[n])])
+        (x,) = chosen_columns("x", last, reading.x)
         of_both = [row for row in of_y if x in row]
         texts = [row[name] for row in of_both for name in (x, y) if isinstance(row[name], str)]
         if texts:
@@ -344,17 +294,11 @@ def curve_of(
     """The curve of the columns x and y. said: of which records it is."""
     x, y = columns
     compute, rates = np.array([[row[x], row[y]] for row in rows]).T
-    notes = []
     low, high = reading.range or (0, 1)
-    if low == high:
-        raise ValueError("--range: a wrong and a right answer give the same")
     rates = (rates - low) / (high - low)
-    least, most = min(np.floor(rates)), max(np.ceil(rates))
+    notes = []
     if reading.range and max(rates) <= 0.01:
         notes.append(f"! no value of {y} is above a hundredth of --range")
-    elif not reading.range and (least < 0 or most > 1) and np.isfinite(least + most):
-        ends = int(min(least, 0)), 100 if 10 < most < 100 else int(max(most, 1))
-        raise Unclear(f"what do a wrong and a right answer give in {y}?", "range", ends)
 
     # How many answers a pass rate is the mean of. pass_rate/SOURCE has its own number, and
     # pass_at_n is a mean over problems. -1 often stands for all.
@@ -395,8 +339,8 @@ def those_that_count(compute: Array, x: str) -> Array:
     has the same compute or less."""
     before, after = compute[:-1], compute[1:]
     if np.sum(after == before) > max(1, len(compute) // 10):
-        ways = "average them, choose some with --where, or take another --x"
-        raise Unclear(f"several rows have one {x}: {ways}?", "mean", True)
+        ways = "average them with --mean, choose some with --where, or take another --x"
+        raise ValueError(f"several rows have one {x}: {ways}")
     counts = compute < np.append(np.minimum.accumulate(compute[::-1])[-2::-1], np.inf)
     # No resumed run goes back to compute that it did not have: then all count, in a wrong order.
     return counts | any(compute[i] not in before[:i] for i in np.flatnonzero(after < before) + 1)

@@ -446,7 +446,6 @@ log.csv --reach 1.2 | --reach 1.2
 log.csv --plot no/such/folder.png | No such file
 log.csv --plot picture.xyz | 'xyz' is not supported (supported formats:
 log.csv --x pass_rate | compute must increase, and is never below 0: name another
-log.csv --y compute_flops | in compute_flops? For example: python fit_curve.py log.csv --y
 log.csv --range 0 0.1 | y = 2.01257: a pass rate lies in [0, 1]: name
 """
 

@@ -1,17 +1,15 @@
-"""curve/logs.py, curve/records.py: every kind of log, which columns are taken, what is asked."""
+"""curve/logs.py, curve/records.py: every kind of log, which columns are taken."""
 
 import io
 import json
-import shlex
 import sys
-from itertools import cycle, zip_longest
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from curve.flags import read_flags
-from curve.logs import Reading, read_log
+from curve.logs import read_log
 
 STEPS = list(range(0, 101, 10))
 RATES = [0.2, *(round(0.2 + 0.6 / (1 + (30 / step) ** 2), 4) for step in STEPS[1:])]
@@ -50,12 +48,6 @@ def refusal(content, **choices) -> str:
     message = str(error.value)
     assert message.startswith("log: ") and "\n" not in message
     return message
-
-
-def answered(content, **choices):
-    """The curve that the command in the refusal reads."""
-    _, _, flags = refusal(content, **choices).partition("python fit_curve.py log ")
-    return read(content, **vars(read_flags(Reading, shlex.split(flags))))
 
 
 def require_curve(series):
@@ -128,7 +120,7 @@ WANDB = [
 COLUMNS = {"step": STEPS, "val_accuracy": RATES, "loss": [0.5] * 99, "name": "x"}
 LISTS = {"train": of_each(acc=0.001), "eval": of_each("acc"), "tags": ["x"]}
 SCALAR = [("Wall time", "Step", "Value"), *((9, *at) for at in CURVE)]
-PERCENT = [("Training Step", "Eval Accuracy"), *((step, f"{100 * rate}%") for step, rate in CURVE)]
+PERCENT = [("Step", "Eval Accuracy"), *((step, f"{100 * rate}%") for step, rate in CURVE)]
 LONG = [("algorithm", "step", "acc"), *((name, *at) for name in "ab" for at in CURVE)]
 PLAIN = [("step", "pass_rate"), *CURVE]
 MISSING = [("step", "acc"), (30, "nan"), (40, ""), ("N/A", 0.5), *CURVE]
@@ -145,7 +137,7 @@ KINDS = {  # by name of the file: content, x, y
     "lists.json": (json.dumps(LISTS), "step", "acc"),
     "wandb.jsonl": (WANDB, "trainer/global_step", "eval/success_rate"),
     "columns.json": (json.dumps(COLUMNS), "step", "val_accuracy"),
-    "percent.csv": (PERCENT, "Training Step", "Eval Accuracy"),
+    "percent.csv": (PERCENT, "Step", "Eval Accuracy"),
     "scalar.csv": (SCALAR, "Step", "Value"),
     "long.csv": (LONG, "step", "acc"),
     "missing.csv": (MISSING, "step", "acc"),
@@ -167,16 +159,13 @@ def test_reads_every_kind(name):
     assert warned == ("reward" in y or "score" in y)
 
 
-def test_folders_standard_input_and_columns_are_named(monkeypatch):
+def test_folders_and_standard_input_are_named(monkeypatch):
     for last in (90, 100):
         read(trl(last), f"run/checkpoint-{last}/trainer_state.json")
     (series,) = read_log("run")
     assert (series.name, len(series.x)) == ("run", len(STEPS))
     with pytest.raises(ValueError, match="name the file"):
         read_log(".")
-    read([("step", "acc", "x:2"), *((step, 0.9, rate) for step, rate in CURVE)], "w.csv")
-    (series,) = read_log("w.csv:x:2")
-    assert (series.name, series.y_name) == ("x:2", "x:2")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(bytes_of(PLAIN))))
     require_curve(read_log("-")[0])
 
@@ -224,7 +213,7 @@ def test_lines_that_cannot_be_read_are_left_out_and_told_if_they_are_few(place):
 
 def test_where_chooses_records():
     content = bytes_of(typed())
-    for name in (b"type", b"stage", b"part"):
+    for name in (b"type", b"stage"):
         assert "from the eval records" in read(content.replace(b"type", name)).notes[0]
     rollouts = read(content, where="type=rollout", y="answer_accuracy")
     of_batches = read(trl(), y=REWARD)
@@ -234,13 +223,11 @@ def test_where_chooses_records():
         content, where="type=evil"
     )
     assert "there is no 'typ', but grpo_step, reward, type" in refusal(content, where="typ=eval")
-    notes = [{"note": "train"}, {"note": "eval"}]  # of two rows
-    require_curve(read([a | b for a, b in zip_longest(of_each("acc"), notes, fillvalue={})]))
     both = [record | {"split": kind} for record in of_each("acc") for kind in ("val", "test")]
     in_turn = [a | {"split": kind} for a, kind in zip(of_each("acc"), cycle(("val", "test")))]
     for records in (both, in_turn):
-        assert "of split val, test?" in refusal(records)
-        assert ", from the val records" in answered(records).notes[0]
+        assert "--where, of split=val, split=test" in refusal(records)
+        assert ", from the val records" in read(records, where="split=val").notes[0]
 
 
 # The column that is taken, and after the colon others that hold something else.
@@ -277,38 +264,26 @@ def test_the_better_name_is_taken(choice):
     require_curve(series)
 
 
-@pytest.mark.parametrize(
-    "name",
-    "timing_s/reward eval_mean_token_accuracy failure_rate eval/failure_rate format_accuracy "
-    "acc_std val/acc_min critic/score/max eval_loss kl eval_time reward/format gpu_util "
-    "rewards/mine critic/value reward/valid_rate eval/reward_hacking_rate".split(),
-)
-def test_another_quantity_is_never_taken_in_silence(name):
-    """The command in the question takes it, here the only column of numbers."""
-    series = answered(of_each(name))
-    assert series.y_name == name
-    require_curve(series)
+def test_another_quantity_is_never_taken():
+    names = (
+        "timing_s/reward eval_mean_token_accuracy failure_rate eval/failure_rate format_accuracy "
+        "acc_std val/acc_min critic/score/max eval_loss kl eval_time reward/format gpu_util "
+        "rewards/mine critic/value reward/valid_rate eval/reward_hacking_rate minutes"
+    )
+    for name in names.split():
+        assert f"there are step, {name}" in refusal(of_each(name))
+        require_curve(read(of_each(name), y=name))
 
 
-@pytest.mark.parametrize("names", [("p - val/acc", "q 0 - val/acc"), ("0.6b", "14b")])
-def test_equally_likely_columns_are_both_named_and_none_is_taken(names):
-    rows = [("step", *names), *((step, rate, rate / 2) for step, rate in CURVE)]
-    assert f"the pass rate, of {names[0]}, {names[1]}?" in refusal(rows)
-    require_curve(answered(rows))
-    for y in ("all", ",".join(names)):
-        first, second = read_all(rows, y=y)
-        assert (first.name, second.name) == names
-        assert second.y == pytest.approx(np.array(RATES) / 2)
-
-
-def test_what_is_asked_is_likely_to_be_meant():
-    """Its name has words of a pass rate, and it may be compute if it increases."""
-    named_so = of_each("canonical_pass_rate", reward_mean=1 / 200, format_accuracy=1 / 200)
-    assert answered(named_so).y_name == "canonical_pass_rate"
-    rows = [("r", "minutes", "is_success"), *((3, *at) for at in CURVE)]
-    series = answered(rows)
-    assert (series.x_name, series.y_name) == ("minutes", "is_success")
-    require_curve(series)
+def test_equally_good_columns_are_both_named_and_none_is_taken():
+    for names, ys in ((("p - val/acc", "q 0 - val/acc"), ("all",)), (("0.6b", "14b"), ())):
+        rows = [("step", *names), *((step, rate, rate / 2) for step, rate in CURVE)]
+        assert ", ".join(names) in refusal(rows)
+        for y in (*ys, ",".join(names)):
+            first, second = read_all(rows, y=y)
+            assert (first.name, second.name) == names
+            require_curve(first)
+            assert second.y == pytest.approx(np.array(RATES) / 2)
 
 
 def test_rewards_are_scaled_by_what_a_wrong_and_a_right_answer_give():
@@ -317,8 +292,6 @@ def test_rewards_are_scaled_by_what_a_wrong_and_a_right_answer_give():
         for record, rate in zip(scaled, RATES):
             record["acc"] = low + (high - low) * rate
         require_curve(read(scaled, range=(low, high)))
-        assert low == 1 or answered(scaled).y.max() <= 1
-    assert "the same" in refusal(of_each("acc"), range=(1, 1))
     assert "no value" in read(of_each("acc"), range=(0, 100)).notes[1]
 
 
@@ -327,7 +300,8 @@ def test_each_source_of_problems_has_its_own_number_of_answers():
     rates = ("pass_rate", "pass_rate/gym:a", "pass_at_n")
     records = [record | numbers for record in of_each(*rates)]
     assert read(records).num_examples == 256
-    assert [series.num_examples for series in read_all(records, y="all")] == [256, 128, None]
+    of_each_rate = read_all(records, y=",".join(rates))
+    assert [series.num_examples for series in of_each_rate] == [256, 128, None]
 
 
 def test_the_best_compute_that_is_known_is_taken():
@@ -343,18 +317,6 @@ def test_the_best_compute_that_is_known_is_taken():
     assert read(rows).x_name == "step"
 
 
-def test_compute_may_stand_in_another_record_of_the_same_step():
-    """As in prime-rl; of several seeds, in one of the same seed."""
-    tokens = "progress/total_tokens"
-    records = []
-    for seed in (1, 2):
-        for pair in zip(of_each("eval/aime/avg@8"), of_each(**{tokens: seed})):
-            records += [record | {"seed": seed} for record in pair]
-    first, second = read_all(records, x=tokens)
-    assert list(second.x / 2) == list(first.x) == STEPS
-    assert {series.x_name for series in read_all(records)} == {"step"}
-
-
 # --- the points -----------------------------------------------------------------------------------
 
 
@@ -362,8 +324,9 @@ def test_a_resumed_run_counts_once():
     series = read([("step", "val/acc"), *UNDONE, *CURVE[5:]])
     require_curve(series)
     assert "3 of 14 points are left out" in series.notes[1]
-    parts = [(1, *at) for at in UNDONE] + [(2, *at) for at in CURVE[5:]]
-    require_curve(read([("session", "step", "val/acc"), *parts]))
+    # A metric is no label: a loss that repeats, as the learning rate changed.
+    parts = [(0.5, *at) for at in UNDONE] + [(0.25, *at) for at in CURVE[5:]]
+    require_curve(read([("loss", "step", "val/acc"), *parts]))
     # Both columns lose the same points.
     again = of_each("val_acc", "train_acc")
     for y in (None, "train_acc"):
@@ -375,7 +338,7 @@ def test_rows_of_one_step_are_averaged_when_told_and_true_is_1():
     for step, solved in ((10, 1), (20, 2), (30, 4)):
         rows += [{"step": step, "solved": i < solved, "num_examples": 10} for i in range(4)]
     rows[0]["num_examples"] = "many"
-    assert list(answered(rows).y) == [0.25, 0.5, 1]
+    assert "average them with --mean" in refusal(rows)
     series = read(rows, mean=True)
     assert (list(series.x), list(series.y)) == ([10, 20, 30], [0.25, 0.5, 1])
     assert series.notes[1].startswith("a point is the mean of 4 to 4 rows")
@@ -384,18 +347,17 @@ def test_rows_of_one_step_are_averaged_when_told_and_true_is_1():
 
 
 def test_curves_under_each_other_are_never_joined():
-    """The command in the question chooses the one with the most points, beside what is chosen."""
     for column in ("model", "labelled_so"):
         rows = [(column, "step", "acc"), ("b", 0, 0.5), *(("a", *at) for at in CURVE)]
-        assert f"by {column}: b, a" in refusal(rows + rows[1:2])
-        require_curve(answered(rows + rows[1:2]))
+        assert f"of {column}=b, {column}=a" in refusal(rows + rows[1:2])
+        require_curve(read(rows + rows[1:2], where=f"{column}=a"))
     header, *rows = [("task", "algorithm", "step", "acc"), *(("t", *row) for row in LONG[1:])]
     rows += [("other", *row[1:]) for row in rows]
-    require_curve(answered([header, *rows]))
-    require_curve(answered([header, *rows], where="task=other"))
+    assert "algorithm=a" in refusal([header, *rows], where="task=other")
+    require_curve(read([header, *rows], where="task=other,algorithm=a"))
     # No step comes twice, and yet there are two curves.
     alternating = [("ab"[i % 2], *at) for i, at in enumerate(CURVE)]
-    assert "by dataset: a, b" in refusal([("dataset", "step", "acc"), *alternating])
+    assert "of dataset=a, dataset=b" in refusal([("dataset", "step", "acc"), *alternating])
 
 
 def test_seeds_in_one_log_are_curves_of_one_name():
@@ -405,14 +367,6 @@ def test_seeds_in_one_log_are_curves_of_one_name():
         assert series.name == "log" and series.notes[0].endswith(f"of seed {seed}")
     require_curve(read(rows, where="seed=4"))
     require_curve(read(rows, mean=True))
-
-
-def test_a_metric_is_no_label():
-    """A resumed run whose learning rate changed, with a loss that repeats."""
-    rows = [("step", "loss", "acc"), *((step, 0.5, rate) for step, rate in UNDONE)]
-    series = read(rows + [(step, 0.25, rate) for step, rate in CURVE[5:]])
-    require_curve(series)
-    assert "3 of 14 points are left out" in series.notes[1]
 
 
 @pytest.mark.parametrize("first", [1, 5])
@@ -427,23 +381,20 @@ def test_parts_of_one_run_are_one_curve_with_a_note(first):
 BROKEN = {
     "the file is empty": b"",
     "the file is no text": b"PK\3\4\r" + bytes(range(128, 256)),
-    "no column can be the pass rate": b"step,acc",
+    "which column is the pass rate? --y must name it; there are none": b"step,acc",
     "without commas: '0,42'": b"step;acc\n1;0,42\n",
     "more values than columns (decimal commas?): ['1', '000', ['0.4']]": b"step,acc\n1,000,0.4\n",
     "each once": b"step,acc,acc\n1,0.1,0.2\n",
-    "no column can be compute": [{"mine": -step, "acc": rate} for step, rate in CURVE],
+    "which column is compute? --x must name it; there are mine": [{"mine": 1, "acc": 0.5}],
     "line 1 is no JSON": trl()[:-200],
     "neither JSON, nor a console": b"epoch=1 acc=.5\nstep=1 acc=.5\n",
     "recursion": b"[" * 100_000,
 }
 
 
-@pytest.mark.parametrize("words", BROKEN)
-def test_what_is_wrong_is_said_in_one_sentence(words):
-    assert words in refusal(BROKEN[words])
-
-
-def test_columns_that_flags_name_must_be_there():
+def test_what_is_wrong_is_said_in_one_sentence():
+    for words, content in BROKEN.items():
+        assert words in refusal(content)
     for flag in "xy":
         message = f"--{flag}: there is no 'reward', but step, pass_rate"
         assert message in refusal(PLAIN, **{flag: "reward"})
