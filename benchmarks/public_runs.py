@@ -23,7 +23,7 @@ import common
 import numpy as np
 
 from curve.fit import Fit, fit_sigmoid
-from curve.forecast import FORECASTERS, LITTLE, gain_of_twice, reached_at, tested
+from curve.forecast import FORECASTERS, LITTLE, gain_of_twice, levelled_off, reached_at, tested
 from curve.logs import Series, read_log
 from curve.report import markdown
 
@@ -236,6 +236,15 @@ def stop_rows(runs: list[Series]) -> list[dict]:
         fits[name] += 1
         if gain_of_twice(fit)["interval"][1] < LITTLE:
             gains[name].append(gain_at_twice(series, int(np.sum(series.x <= fit.C_max))))
+    stop = f"`--stop-when-gain-below {LITTLE}`"
+    fits[stop] = len(runs)
+    gains[stop] = []
+    for series in runs:
+        for n in range(2, len(series.x)):
+            first = Series(series.name, series.x[:n], series.y[:n])
+            if series.x[n - 1] <= 0.9 * series.x[-1] and levelled_off(first, LITTLE):
+                gains[stop].append(gain_at_twice(series, n))
+                break
     rows = []
     for name, came in gains.items():
         wrong = np.array(came) >= 2 * LITTLE

@@ -205,6 +205,11 @@ class Settings(Sampling):
     validation_every: int = option(8, "steps")
     validation_problems: int = option(128, "held out, the same each time")
     validation_samples: int = option(16, "completions of each: the pass rate is mean@this")
+    stop_when_gain_below: float = option(
+        0.0,
+        "end when twice the compute would gain less pass rate, by its forecast; 0: never",
+        least=0,
+    )
     checkpoint_every: int = option(20, "steps; also at the end, and on a signal")
     keep_checkpoints: int = option(2, "the newest, and the one of the best validation")
     track: Literal["tensorboard", "wandb", "trackio"] | None = option(
@@ -293,11 +298,11 @@ MAY_CHANGE = set(
     """model resume from_step steps validation_every checkpoint_every keep_checkpoints track engine
     tensor_parallel generators trainers one_process slots generator_memory vllm_options
     tokens_per_micro_batch gradient_checkpointing share_prompts threads verifiers wait_timeout
-    max_restarts rollouts_kept least_prompts""".split()
+    max_restarts rollouts_kept least_prompts stop_when_gain_below""".split()
 )
 
 # Settings that runs of before have in their config.json.
-GONE = {"offload", "stop_when_gain_below"}
+GONE = {"offload"}
 
 # generate.py takes these from the run that made its model.
 OF_ITS_RUN = """data defaults prompt_budget thinking_budget answer_budget length_control

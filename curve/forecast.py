@@ -11,8 +11,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from curve.fit import Fit, beyond_0, fit_sigmoid, power_law
+from curve.fit import NO_RISE, Fit, beyond_0, fit_sigmoid, power_law
 from curve.least_squares import Array
+from curve.logs import Series
 
 FORECASTERS = ("forecast", "sigmoid", "power_law", "last_value")  # the last is a baseline
 # The points bend if the power law's squared error is more than this many times the sigmoid's.
@@ -22,6 +23,7 @@ BENT = 2
 DOUBT = {True: 0.5, False: 1.5}
 LEAST_DOUBT = 0.01
 LEAST_FOR_TREND = 6  # points; with fewer the trend is the last value
+LEAST_TO_STOP = 10  # points before the last; with fewer no run counts as levelled off
 
 # --- 1. The forecast ------------------------------------------------------------------------------
 
@@ -121,6 +123,24 @@ def reached_at(fit: Fit, pass_rate: float) -> dict:
         last = f"{high:.4g}" if high else f"not {beyond}"
         sentence = f"{pass_rate:g} is reached {when}; 95 %: from {low:.4g} to {last}"
     return {"x": x, "interval": [low, high], "pass_rate": pass_rate, "sentence": sentence}
+
+
+def levelled_off(series: Series, least_gain: float) -> bool:
+    """Whether twice the compute would surely gain less than this, by the intervals of the forecasts
+    at the last two points. Never if there are fewer than LEAST_TO_STOP points before the last, or
+    if nothing has risen yet, or if the pass rate has come down."""
+    if len(series.x) <= LEAST_TO_STOP:
+        return False
+    for end in (-1, None):
+        try:
+            fit = fit_sigmoid(series.x[:end], series.y[:end])
+        except ValueError:  # nothing has moved yet
+            return False
+        if fit.fell or NO_RISE in [warning.kind for warning in fit.warnings]:
+            return False
+        if gain_of_twice(fit)["interval"][1] >= least_gain:
+            return False
+    return True
 
 
 # --- 3. The record of a forecast ------------------------------------------------------------------

@@ -222,5 +222,5 @@ def finished(folder: Path, wanted: Settings) -> bool:
     if not lines or lines[-1]["kind"] != "end":
         return False
     before = read_settings(folder)
-    same_end = wanted.recipe.least_prompts == before.recipe.least_prompts
-    return wanted.steps <= before.steps and same_end
+    conditions = lambda each: (each.stop_when_gain_below, each.recipe.least_prompts)
+    return wanted.steps <= before.steps and conditions(wanted) == conditions(before)

@@ -41,6 +41,7 @@ from core.settings import (
 )
 from core.text import make_decoding, prompt_ids, refuse_prompts, token_ids
 from curve.fit import fit_series
+from curve.forecast import levelled_off
 from curve.plots import plot_variants
 from curve.report import describe, report
 from data.load import Source
@@ -134,8 +135,8 @@ def where_it_goes_on(asked: Settings) -> Place:
     checkpoint = checkpoint_of(folder, asked.from_step)
     refuse(
         asked.resume and asked.from_step is None and finished(folder, asked),
-        f"{folder} is finished: a larger --steps goes on, or another --least-prompts, if every"
-        " prompt was retired",
+        f"{folder} is finished: a larger --steps goes on, or another --stop-when-gain-below or"
+        " --least-prompts, if that has ended it",
     )
     state = read_state(folder, checkpoint) if checkpoint else {}
     refuse(
@@ -358,7 +359,7 @@ class Run:
 
     def batch(self, version: int) -> list[Group] | None:
         """The groups to train this version of the parameters on. None if the run ends."""
-        if self.over() or version >= self.settings.steps:
+        if self.over() or self._comes_to_its_end(version):
             return None
         began = time.monotonic()
         groups = self.feed.batch(version)
@@ -389,9 +390,9 @@ class Run:
         self.record.compute.ended = time.monotonic()
         self.record.progress.close()
         if not self.over():
-            self.reason = "All steps are made"
+            retired = f"Every prompt has been retired (pass rate >= {loss.RETIRE_AT})"
+            self.reason = self._comes_to_its_end(version) or retired
             if version < self.settings.steps:
-                self.reason = f"Every prompt has been retired (pass rate >= {loss.RETIRE_AT})"
                 say(f"{self.reason}: training ends.")
         saved = version in map(step_of, checkpoints(self.folder))
         return version > self.start.step and not saved
@@ -406,6 +407,17 @@ class Run:
     def over(self) -> bool:
         """Whether the run ends early: the user has stopped it, or something failed."""
         return self.stop.asked() or bool(self.failure)
+
+    def _comes_to_its_end(self, version: int) -> str:
+        """Why no further step is due; '' if one is. --stop-when-gain-below looks at the curves of
+        all sources."""
+        if version >= self.settings.steps:
+            return "All steps are made"
+        least = self.settings.stop_when_gain_below
+        if least and self.record.last_validation == version:
+            if all(levelled_off(series, least) for series in self.record.series()):
+                return f"Twice the compute would gain less than {least} (--stop-when-gain-below)"
+        return ""
 
     # After the loop
 

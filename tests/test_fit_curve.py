@@ -25,6 +25,7 @@ from curve.forecast import (
     about_record,
     forecasts,
     gain_of_twice,
+    levelled_off,
     reached_at,
 )
 from curve.least_squares import fit_power_law
@@ -252,6 +253,21 @@ def test_the_compute_for_a_pass_rate():
     assert "0.7 is reached already" in reached_at(fell, 0.7)["sentence"]
     lower = fit_sigmoid(x, np.append(y[:-1], y[-3]))  # no point is where its curve is
     assert "already" not in reached_at(lower, lower.y.max() + 0.001)["sentence"]
+
+
+def test_a_run_that_has_levelled_off_is_told_from_one_that_may_still_climb():
+    x, y = run_of(A=0.9, B=2.0, n=31, last=3000.0, noise=0.002)
+    assert levelled_off(Series("level", x, y), 0.02)
+    assert not levelled_off(Series("level", x, y), 0.0001)
+    may_climb = {
+        "fell": (x, np.where(x > 2500, 0.3, y)),
+        "climbing": run_of(A=0.9, B=1.0, C_mid=300.0),
+        "nothing has risen": run_of(A=0.2),
+        "too few points": (x[:9], y[:9]),
+        "its interval holds .02": run_of(A=0.9, B=2.0, n=31, last=3000.0, noise=0.03),
+    }
+    for name, points in may_climb.items():
+        assert not levelled_off(Series(name, *points), 0.02), name
 
 
 # --- the command ----------------------------------------------------------------------------------

@@ -145,25 +145,33 @@ def test_a_failed_run_is_reported_and_the_others_go_on(pretend, capsys, monkeypa
     assert "| other " in Path("runs/two/tables.md").read_text()
 
 
-def test_a_run_without_a_prompt_left_ends_and_says_why(models, tmp_path):
-    chosen, given = steps.settings(steps=20, validation_every=1), [steps.batch_of_groups()] * 2
+@pytest.mark.parametrize("batches, step, why", [(20, 3, "less than 0.05"), (2, 2, "Every prompt")])
+def test_a_run_that_has_levelled_off_or_no_prompt_left_ends_and_says_why(
+    models, tmp_path, monkeypatch, batches, step, why
+):
+    """At the fourth validation, by a curve that is said to be level there; or after its batches."""
+    level = lambda series, least_gain: least_gain == 0.05 and len(series.x) == 4
+    monkeypatch.setattr("machinery.run.levelled_off", level)
+    chosen = steps.settings(steps=20, validation_every=1, stop_when_gain_below=0.05)
     write_config(tmp_path, chosen)
+    given = [steps.batch_of_groups()] * batches
     run, _ = steps.train_on(chosen, models["llama"], given, tmp_path)
     assert log(tmp_path, "end") == []  # its model is not written yet
     run.leave_results(lambda folder: folder)
     (end,) = log(tmp_path, "end")
-    assert end["step"] == steps.FIRST + 2 and "Every prompt" in end["reason"]
+    assert end["step"] == steps.FIRST + step and why in end["reason"]
 
 
 def test_a_run_is_finished_if_it_ended_as_it_is_wanted(tmp_path):
-    folder, before = tmp_path / "run", ["--steps", "160"]
+    folder, before = tmp_path / "run", "--steps 160 --stop-when-gain-below 0.02".split()
     finished = lambda *now: study.finished(folder, parse([*before, *now]))
     folder.mkdir()
     assert not finished()
     steps.write_lines(folder / "log.jsonl", [{"kind": "end", "step": 120}])
     write_config(folder, parse(before))
     assert finished() and finished("--steps", "20")
-    assert not finished("--steps", "300") and not finished("--least-prompts", "9")
+    assert not finished("--steps", "300") and not finished("--stop-when-gain-below", "0.01")
+    assert not finished("--least-prompts", "9")
     with pytest.raises(ValueError, match=f"{folder} is finished"):
         steps.run_train(["--resume", str(folder)])
     steps.write_lines(folder / "log.jsonl", [{"kind": "train", "step": 120}])
@@ -217,7 +225,7 @@ def test_the_studies_of_the_paper_are_its_recipes():
             settings = parse(arguments)
             assert (settings.learning_rate, settings.keep_checkpoints, settings.seed) == (1, 1, 3)
             # A run that goes on would otherwise have those of its config.json.
-            assert {"--steps", "--threads"} <= {*arguments}
+            assert {"--steps", "--stop-when-gain-below", "--threads"} <= {*arguments}
             assert str(folder) == f"runs/{settings.name}"
             found.setdefault(folder.name.removesuffix("-seed3"), settings.recipe)
     assert wanted.items() <= found.items()

@@ -117,6 +117,7 @@ def runs_to_train(study: Study, place: str, common: list[str]) -> dict[Path, lis
         said = {
             "threads": settings.threads or max(1, cpu_threads(settings) // study.jobs),
             "steps": settings.steps,
+            "stop_when_gain_below": settings.stop_when_gain_below,
         }
         runs[folder] = arguments + flags_for(said)
     return runs
