@@ -62,9 +62,6 @@ class Options:
         "first", "pass rate before training: the first point, fitted, or this value"
     )
     predict: tuple[float, ...] = option((), "forecast at these computes; the table has the first")
-    reach: float | None = option(
-        None, "the compute at which a run reaches this pass rate, if within 10 times its last"
-    )
     compare: bool = option(False, "the logs are variants, and each is compared with the first")
     json: Path | None = option(None, "write all results to this file")
     plot: Path | None = option(None, "draw the curves into this file: .png, .pdf or .svg")
@@ -144,17 +141,13 @@ def main(arguments: list[str]) -> int:
         options = replace(options, compare=True)
     if not all(0 < C < float("inf") for C in options.predict):
         raise ValueError("--predict: compute must be positive and finite")
-    if options.reach is not None and (options.compare or not 0 < options.reach < 1):
-        raise ValueError(
-            f"--reach {options.reach:g}: a pass rate between 0 and 1, of single runs, not compared"
-        )
 
     # Every run is fitted alone. The seeds of a variant may then share one A.
     variants, unfit = fit_logs(named_logs(options), options)
     if not variants:
         raise ValueError("; and ".join(unfit))
     fits = sum(variants.values(), [])
-    reports = [report(fit, options.predict, options.reach) for fit in fits]
+    reports = [report(fit, options.predict) for fit in fits]
     variants = {variant: fit_together(seeds) for variant, seeds in variants.items()}
     comparisons = compare_with_first(variants) if options.compare else []
     rows = variants_table(variants, comparisons, *options.predict[:1])

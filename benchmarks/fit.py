@@ -13,7 +13,7 @@ import numpy as np
 
 from curve.comparison import compare
 from curve.fit import MOST_SCATTER, Fit, fit_sigmoid, sigmoid
-from curve.forecast import held_out
+from curve.forecast import tested
 from curve.report import markdown
 
 TRUTH = {"A": 0.61, "B": 1.92, "C_mid": 2542.0, "R0": 0.40}  # ScaleRL, table 1 of the paper
@@ -48,7 +48,7 @@ def coverage(draws: int) -> list[dict]:
         for _ in range(draws):
             x, y = simulate(random, points, 4, 0.01, correlation)
             fit = fit_sigmoid(x, y)
-            test = held_out(x, y)
+            test = tested(fit_sigmoid(x, y, fit_to=x[-1] / 2), x, y)
             intervals = [(fit.interval[name], TRUTH[name]) for name in ("A", "B", "C_mid")]
             intervals.append((fit.band(2 * x[-1]), sigmoid(2 * x[-1], **TRUTH)))
             intervals.append((test["interval"], test["came"]))

@@ -23,7 +23,7 @@ import common
 import numpy as np
 
 from curve.fit import Fit, fit_sigmoid
-from curve.forecast import FORECASTERS, LITTLE, gain_of_twice, levelled_off, reached_at, tested
+from curve.forecast import FORECASTERS, LITTLE, gain_of_twice, levelled_off, tested
 from curve.logs import Series, read_log
 from curve.report import markdown
 
@@ -260,28 +260,6 @@ def gain_at_twice(series: Series, n: int) -> float:
     return series.y[max(later - 1, n - 1) : later + 2].mean() - series.y[n - 3 : n].mean()
 
 
-def reach_rows(runs: list[Series]) -> list[dict]:
-    """Pass rates that were reached later: how often --reach holds the compute in its interval, and
-    how often it says that they are surely not reached, or perhaps not."""
-    rows = []
-    for times in (1.2, 1.5, 2, 3):
-        found = []
-        for _, series, fit in early_fits(runs, ["a quarter", "a third", "a half"]):
-            level = np.convolve(series.y, np.ones(3) / 3, "valid")  # means of three neighbours
-            x = series.x[1:-1]
-            if times * fit.C_max > x[-1]:
-                continue
-            wanted = level[np.searchsorted(x, times * fit.C_max)]
-            if wanted > fit.end + 0.005:
-                reached = x[(x > fit.C_max) & (level >= wanted)][0]
-                answer = reached_at(fit, wanted)
-                low, high = (end or np.inf for end in answer["interval"])
-                found.append((low <= reached <= high, np.isinf(low), answer["x"] is None))
-        cells = [f"at {times} times the compute", str(len(found)), *map(percent, zip(*found))]
-        rows.append(dict(zip(("", "pass rates", "inside", "surely not", "perhaps not"), cells)))
-    return rows
-
-
 def main() -> None:
     (clones,) = sys.argv[1:]
     runs = public_runs(Path(clones))
@@ -298,7 +276,7 @@ def main() -> None:
     ours = [*filter(is_foreseeable, ours.values())]
     public = good["validation"]
     tables = {f"{len(found)} runs, of {kind}": error_rows(found) for kind, found in good.items()}
-    tables |= {"Is it worth going on?": stop_rows(public), "--reach": reach_rows(public)}
+    tables["Is it worth going on?"] = stop_rows(public)
     for name, found in (("public", public), ("of our studies", ours)):
         for part, parts in (("the first half", (1 / 2,)), ("five parts", FIVE_PARTS)):
             tables[f"{len(found)} runs {name}, from {part}"] = warning_rows(found, parts)

@@ -82,7 +82,6 @@ def forecasts(fit: Fit, C, scatter: float = 0.0) -> dict:
 
 # --- 2. Is it worth going on? ---------------------------------------------------------------------
 
-FURTHEST = 10  # times the last compute: no forecast beyond it is worth reading
 LITTLE = 0.02  # a gain that is hardly worth twice the compute
 
 
@@ -104,25 +103,6 @@ def gain_of_twice(fit: Fit) -> dict:
     else:
         sentence = f"going on: {text}: worth it"
     return {"gain": gain, "interval": [low, high], "sentence": sentence}
-
-
-def reached_at(fit: Fit, pass_rate: float) -> dict:
-    """The compute at which the forecast reaches a pass rate: "x", its "interval", and a "sentence".
-    An end that lies beyond FURTHEST times the last compute is None."""
-    C = np.geomspace(fit.C_max, FURTHEST * fit.C_max, 400)
-    x, high, low = (next(iter(C[curve >= pass_rate]), None) for curve in each(fit, C))
-    beyond = f"within {FURTHEST} times the compute"
-    compute, rates = np.append(0, fit.x), np.append(fit.R0, fit.y)
-    if rates.max() >= pass_rate and (x == fit.C_max or fit.fell):
-        x = low = high = compute[rates >= pass_rate][0]
-        sentence = f"{pass_rate:g} is reached already, first at {x:.4g}"
-    elif low is None:
-        sentence = f"{pass_rate:g} is not reached {beyond}"
-    else:
-        when = f"at {x:.4g}" if x else f"perhaps not {beyond}"
-        last = f"{high:.4g}" if high else f"not {beyond}"
-        sentence = f"{pass_rate:g} is reached {when}; 95 %: from {low:.4g} to {last}"
-    return {"x": x, "interval": [low, high], "pass_rate": pass_rate, "sentence": sentence}
 
 
 def levelled_off(series: Series, least_gain: float) -> bool:
@@ -177,24 +157,3 @@ def tested(early: Fit, x: Array, y: Array) -> dict:
         "A": early.A if early.identified else None,
         **found,
     }
-
-
-def held_out(x: Array, y: Array, r0: str | float = "first", fit_to: float | None = None) -> dict:
-    """How the points up to fit_to, by default half of the last compute, forecast the end: `tested`.
-    The arguments are as in `fit_sigmoid`. ValueError if the early points cannot be fitted."""
-    return tested(fit_sigmoid(x, y, r0, 0, fit_to or x[-1] / 2), x, y)
-
-
-def about_record(record: list[dict], fit: Fit) -> str:
-    """What the tests of early forecasts say of the next one, in words, or ""."""
-    said = []
-    misses = np.array([test["missed_by"] for test in record])
-    if len(record) > 1 and np.abs(misses).max() < LITTLE:
-        said.append(f"they agree: each came within {LITTLE}")
-    elif len(record) > 1 and abs(np.sign(misses).sum()) == len(record):
-        said.append(f"each was too {'low' if misses[0] < 0 else 'high'}")
-    A = [test["A"] for test in record] + [fit.A if fit.identified else None]
-    steps = np.diff(A) if len(A) > 2 and None not in A else np.zeros(1)
-    if (steps > 0).all() or (steps < 0).all():
-        said.append(f"A drifts one way: {', '.join(f'{one:.3f}' for one in A)}")
-    return "; ".join(said)

@@ -123,7 +123,6 @@ class Reading:
     range: tuple[float, float] = option(
         (), "what a wrong and a right answer give in this column, such as 0 100 or -1 1"
     )
-    mean: bool = option(False, "rows of one compute are averaged, such as problems or seeds")
 
 
 # --- From a path to curves ------------------------------------------------------------------------
@@ -281,8 +280,7 @@ def curves_of(rows: Rows, name: str, reading: Reading) -> list[Series]:
         texts = [row[name] for row in of_both for name in (x, y) if isinstance(row[name], str)]
         if texts:
             raise ValueError(f"{x} and {y} must be numbers like 0.5, without commas: {texts[0]!r}")
-        parts = {"": of_both} if reading.mean else parts_of(of_both, x)
-        for part, of_part in parts.items():
+        for part, of_part in parts_of(of_both, x).items():
             said = f", from the {kind} records{part}" if kind else part
             curves.append(curve_of(of_part, y if reading.y else name, (x, y), said, reading))
     return curves
@@ -305,20 +303,13 @@ def curve_of(
     column = "num_examples" + y.partition("pass_rate")[2]
     answers = [n for row in rows if isinstance(n := row.get(column), float) and n > 0]
     answers = np.mean(answers) if answers and "pass_at_n" not in y else None
-    if reading.mean:
-        compute, index, number = np.unique(compute, return_inverse=True, return_counts=True)
-        rates = np.bincount(index, rates) / number
-        answers = answers and answers * number.mean()
-        doubt = "! " if np.ptp(number) else ""  # the mean jumps where a curve begins or ends
-        notes.append(f"{doubt}a point is the mean of {number.min()} to {number.max()} rows")
-    else:
-        counts = those_that_count(compute, x)
-        compute, rates = compute[counts], rates[counts]
-        if not counts.all():
-            notes.append(
-                f"! {x} begins again, and {sum(~counts)} of {len(rows)} points are left out, as if "
-                "a resumed run had made them again"
-            )
+    counts = those_that_count(compute, x)
+    compute, rates = compute[counts], rates[counts]
+    if not counts.all():
+        notes.append(
+            f"! {x} begins again, and {sum(~counts)} of {len(rows)} points are left out, as if "
+            "a resumed run had made them again"
+        )
     source = f"{said} {y}"
     if TRAINING.search(source) and not VALIDATION.search(source):
         notes.append(
@@ -339,8 +330,7 @@ def those_that_count(compute: Array, x: str) -> Array:
     has the same compute or less."""
     before, after = compute[:-1], compute[1:]
     if np.sum(after == before) > max(1, len(compute) // 10):
-        ways = "average them with --mean, choose some with --where, or take another --x"
-        raise ValueError(f"several rows have one {x}: {ways}")
+        raise ValueError(f"several rows have one {x}: choose with --where, or take another --x")
     counts = compute < np.append(np.minimum.accumulate(compute[::-1])[-2::-1], np.inf)
     # No resumed run goes back to compute that it did not have: then all count, in a wrong order.
     return counts | any(compute[i] not in before[:i] for i in np.flatnonzero(after < before) + 1)

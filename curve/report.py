@@ -14,11 +14,9 @@ from curve.comparison import Comparison, asymptote_of, estimate_of_A, mean_of, s
 from curve.fit import Fit, Variants, with_interval
 from curve.forecast import (
     FORECASTERS,
-    about_record,
     early_fits,
     forecasts,
     gain_of_twice,
-    reached_at,
     tested,
 )
 
@@ -32,16 +30,11 @@ FIGURES = "A B C_mid R0 identified interval rms lag_1 noise warnings gain_made".
 # --- 1. One run -----------------------------------------------------------------------------------
 
 
-def report(fit: Fit, predict: Sequence[float] = (), reach: float | None = None) -> dict:
+def report(fit: Fit, predict: Sequence[float] = ()) -> dict:
     """All that is known about one run, as --json writes it. A, B and C_mid are None if A is not
-    identified. reach: a pass rate whose compute is asked for."""
+    identified."""
     series = fit.series
     record = [tested(early, series.x, series.y) for early in early_fits(fit)]
-    half = min(
-        record,
-        key=lambda test: abs(test["fit_to"] - series.x[-1] / 2),
-        default={"error": "too few points"},
-    )
     numbers = {name: getattr(fit, name) for name in FIGURES}
     if not fit.identified:
         numbers |= dict.fromkeys(("A", "B", "C_mid"))
@@ -59,8 +52,7 @@ def report(fit: Fit, predict: Sequence[float] = (), reach: float | None = None) 
             for C in (*predict, 2 * fit.C_max)
         ],
         "going_on": gain_of_twice(fit),
-        "reach": reached_at(fit, reach) if reach else None,
-        "baselines": {"power_law": dict(zip("ADB", fit.power_law)), "held_out": half},
+        "baselines": {"power_law": dict(zip("ADB", fit.power_law))},
         "record": record,
     }
 
@@ -109,8 +101,8 @@ def describe(fit: Fit, report: dict) -> str:
             f"  forecast at {forecast['x']:.4g}: {value}, a single validation [{single}]"
             f" ({', '.join(others)})"
         )
-    said = [report["reach"], not fit.collapsed and report["going_on"]]
-    lines += [f"  {each['sentence']}" for each in said if each]
+    if not fit.collapsed:
+        lines.append(f"  {report['going_on']['sentence']}")
     record = report["record"]
     rows = [
         {
@@ -127,7 +119,7 @@ def describe(fit: Fit, report: dict) -> str:
         for test in record
     ]
     table = markdown(rows).splitlines() if rows else ["no held-out test: too few points"]
-    lines += [f"  {line}" for line in filter(None, [*table, about_record(record, fit)])]
+    lines += [f"  {line}" for line in table]
     lines += [f"  ! {warning}" for warning in fit.warnings]
     return "\n".join(lines)
 

@@ -19,14 +19,13 @@ from programs import rows
 from scipy.optimize import least_squares
 
 import fit_curve
+from curve import forecast
 from curve.fit import fit_series, fit_sigmoid, power_law, sigmoid
 from curve.flags import run_command
 from curve.forecast import (
-    about_record,
     forecasts,
     gain_of_twice,
     levelled_off,
-    reached_at,
 )
 from curve.least_squares import fit_power_law
 from curve.logs import Series
@@ -139,8 +138,10 @@ def test_intervals_hold_the_truth_over_many_draws():
     for seed in range(40):
         x, y = run_of(seed=seed, correlation=0.4, n=61, last=500)
         fit = fit_sigmoid(x, y)
-        low, high = np.transpose([*(fit.interval[name] for name in truth), fit.band(1000)])
-        true = np.array([*truth.values(), sigmoid(1000, **truth, R0=0.2)])
+        held_out = forecast.tested(fit_sigmoid(x, y, fit_to=250), x, y)
+        intervals = [*(fit.interval[name] for name in truth), fit.band(1000), held_out["interval"]]
+        low, high = np.transpose(intervals)
+        true = np.array([*truth.values(), sigmoid(1000, **truth, R0=0.2), held_out["came"]])
         hits.append((low <= true) & (true <= high))
     assert np.min(np.sum(hits, axis=0)) >= 33
 
@@ -220,15 +221,6 @@ def test_a_forecast_shows_its_record():
         early = fit_sigmoid(x, y, fit_to=test["fit_to"])
         assert test["forecast"] == pytest.approx(forecasts(early, x[-3:])["forecast"], abs=1e-3)
         assert test["missed_by"] == test["forecast"] - y[-3:].mean()
-    words = {  # errors, then A of the three fits
-        (0.01, -0.01, 0.004, 0.7, 0.69, 0.7): "they agree: each came within 0.02",
-        (-0.05, -0.03, -0.01, 0.6, 0.63, 0.66): "each was too low; A drifts one way: 0.600, 0.630",
-        (0.05, -0.03, 0.01, 0.6, None, 0.7): "",
-    }
-    for (*misses, a, b, c), sentence in words.items():
-        tests = [{"missed_by": miss, "A": A} for miss, A in zip(misses, (a, b, c))]
-        assert about_record(tests, fit).startswith(sentence)
-        assert bool(about_record(tests, fit)) == bool(sentence)
 
 
 def test_residuals_larger_than_the_noise_of_a_validation_are_warned_of():
@@ -237,22 +229,6 @@ def test_residuals_larger_than_the_noise_of_a_validation_are_warned_of():
     for number, warned in ((10_000, True), (500, False)):
         fit = fit_series(Series("run", x, y, num_examples=number))
         assert ("scatter" in [warning.kind for warning in fit.warnings]) == warned
-
-
-def test_the_compute_for_a_pass_rate():
-    x, y = run_of(A=0.9, last=300.0, noise=0.003)
-    fit = fit_sigmoid(x, y)
-    for pass_rate, truth in ((0.82, 311.9), (0.85, 415.8)):
-        found = reached_at(fit, pass_rate)
-        low, high = found["interval"]
-        assert found["x"] == pytest.approx(truth, rel=0.15)
-        assert low <= truth <= (high or np.inf)
-    assert "not reached within 10 times" in reached_at(fit, 0.999)["sentence"]
-    assert "reached already, first at 0" in reached_at(fit, 0.15)["sentence"]  # before training
-    fell = fit_sigmoid(x, np.where(x > 250, 0.3, y))
-    assert "0.7 is reached already" in reached_at(fell, 0.7)["sentence"]
-    lower = fit_sigmoid(x, np.append(y[:-1], y[-3]))  # no point is where its curve is
-    assert "already" not in reached_at(lower, lower.y.max() + 0.001)["sentence"]
 
 
 def test_a_run_that_has_levelled_off_is_told_from_one_that_may_still_climb():
@@ -326,7 +302,7 @@ def drawn(monkeypatch):
 def test_a_log_is_fitted_reported_and_drawn(results_of, drawn):
     x, y = run_of()
     write_csv("log.csv", x, y, np.full(41, 500), header="step,acc,num_examples")
-    how = "--predict 1000 300 --reach 0.69 --fit-to 500 --plot p.svg"
+    how = "--predict 1000 300 --fit-to 500 --plot p.svg"
     text, results = results_of(f"log.csv {how}")
     (run,) = results["runs"]
     fit = fit_sigmoid(x, y, fit_to=500)
@@ -334,9 +310,8 @@ def test_a_log_is_fitted_reported_and_drawn(results_of, drawn):
     assert run["points"][3] == [x[3], y[3]]
     later, inside, _ = run["forecast"]
     assert (later["x"], inside["interval"]) == (1000, pytest.approx(fit.band(300.0)))
-    assert run["baselines"]["held_out"]["fit_to"] == 495  # the points after --fit-to
-    assert run["reach"]["sentence"] in text
-    assert [test["fit_to"] for test in run["record"]] == [495]
+    assert run["going_on"]["sentence"] in text
+    assert [test["fit_to"] for test in run["record"]] == [495]  # the points after --fit-to
     axes, strip = drawn[:2]
     assert (strip.get_xlabel(), axes.get_ylabel()) == ("compute (step)", "pass rate (acc)")
     assert strip.lines[0].get_ydata() == pytest.approx(y[1:] - fit.predict(x[1:]))
@@ -441,8 +416,6 @@ log.csv --predikt 3 | did you mean --predict?
 log.csv --r0 second | --r0: 'second' is not one of first, free, a number
 log.csv --r0 -1 | R0 = -1
 log.csv --fit-from 1e9 | 0 of 41 points
-log.csv --reach 1.2 | --reach 1.2
---compare log.csv --reach 0.5 | --reach 0.5
 log.csv --plot no/such/folder.png | No such file
 log.csv --plot picture.xyz | 'xyz' is not supported (supported formats:
 log.csv --x pass_rate | compute must increase, and is never below 0: name another

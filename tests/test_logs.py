@@ -333,17 +333,12 @@ def test_a_resumed_run_counts_once():
         assert "and 11 of 13 points are left out" in read(again + again[:2], y=y).notes[1]
 
 
-def test_rows_of_one_step_are_averaged_when_told_and_true_is_1():
-    rows = []
-    for step, solved in ((10, 1), (20, 2), (30, 4)):
-        rows += [{"step": step, "solved": i < solved, "num_examples": 10} for i in range(4)]
-    rows[0]["num_examples"] = "many"
-    assert "average them with --mean" in refusal(rows)
-    series = read(rows, mean=True)
-    assert (list(series.x), list(series.y)) == ([10, 20, 30], [0.25, 0.5, 1])
-    assert series.notes[1].startswith("a point is the mean of 4 to 4 rows")
-    assert read(rows[:-1], mean=True).notes[1].startswith("! a point is the mean of 3 to 4 rows")
-    assert series.num_examples == 40
+def test_rows_of_one_step_are_no_curve_and_true_is_1():
+    rows = [{"step": step, "solved": step == 20} for step in (10, 20)]
+    assert list(read(rows).y) == [0, 1]
+    assert "several rows have one step: choose with --where" in refusal(
+        [row for row in rows for _ in "abc"]
+    )
 
 
 def test_curves_under_each_other_are_never_joined():
@@ -366,7 +361,6 @@ def test_seeds_in_one_log_are_curves_of_one_name():
         require_curve(series)
         assert series.name == "log" and series.notes[0].endswith(f"of seed {seed}")
     require_curve(read(rows, where="seed=4"))
-    require_curve(read(rows, mean=True))
 
 
 @pytest.mark.parametrize("first", [1, 5])

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import steps
-from curves import run_of
 from faults import ROOT, TINY, check_log, last_step, log
 from programs import rows
 
@@ -20,7 +19,6 @@ import fit_curve
 import loss
 from core.settings import parse, read_settings
 from curve.flags import run_command
-from curve.forecast import held_out
 from machinery.folder import write_config
 from tools import study
 
@@ -254,16 +252,3 @@ def test_the_published_tables_are_made_of_the_published_logs(name, monkeypatch):
     assert words[0] == words[1]
     published, made = (np.array(re.findall(number, text), float) for text in texts)
     assert np.allclose(made, published, rtol=0.02, atol=0.002)
-
-
-# --- forecasts ------------------------------------------------------------------------------------
-
-
-def test_intervals_of_a_forecast_hold_the_truth():
-    """25 runs: what came lies in the interval of the held-out test about 95 of 100 times; the
-    chance of less than 20 is below 1 in 1000 if it is so (benchmarks/fit.py has more)."""
-    inside = 0
-    for seed in range(25):
-        held = held_out(*run_of(A=0.7, B=1.8, C_mid=100.0, R0=0.2, seed=seed))
-        inside += held["interval"][0] <= held["came"] <= held["interval"][1]
-    assert inside >= 20
