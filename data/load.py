@@ -27,8 +27,6 @@ from functools import cache
 from pathlib import Path
 from string import ascii_uppercase as LETTERS
 
-import numpy
-
 from data import Problem, checksum, one_spelling, sandbox, tasks
 from data.records import FORMATS, download, read_records
 from data.tasks import mathematics, programming
@@ -82,18 +80,18 @@ INSTRUCTIONS = r"""(?xis) ^ solve[ ]the[ ]following[ ]math[ ]problem[ ]step[ ]by
         (?: after[ ]"\#{4}" | within[ ]\\boxed\{\} )\.?
     | please[ ]reason[ ]step[ ]by[ ]step,?[ ]and[ ]put[ ]your[ ]final[ ]answer[ ]within[ ]
         \\boxed\{\}\.?"""
-# Words that say a part of the data, in this order: test/train.jsonl is a test.
+# Words that say that a part of the data is held out, in this order: test/train.jsonl is a test.
 PARTS = {
     "test": "test",
     "validation": "val|valid|validate|validation|dev|devel|development|eval|evaluate|evaluation"
     "|held|hold",
-    "train": "train",
 }
-HELD_OUT = ("test", "validation")
 ENDS = "out|outs|outset|ing|s|set|sets|data|split|mini|"  # testset, and held-out and heldout
 # What save_to_disk of `datasets` writes beside the records.
 NO_RECORDS = r"dataset_dict\.json|dataset_infos?\.json|state\.json|cache-.*\.arrow"
-OTHER_FORM = "! {} prompts ask for <answer>, and a box is judged: such a system prompt is left out"
+APART = "{} records are held out, as their place says"
+NOT_APART = "! {} records are not held apart, since no column of them holds a problem"
+OTHER_FORM = "! {} prompts ask for <answer>, and a box is judged: --system '' drops a system prompt"
 MADE_PROBLEMS = 100_000  # a task makes so many to train on if nothing says how many
 MADE_HELD_OUT = 64  # and so many that are held out
 # The seed of tasks that make their problems: runs with different --seed have the same ones.
@@ -147,7 +145,7 @@ def parse_spec(text: str, instruction: str | None = None, wanted: str = "answer"
     if not name or not float(weight) > 0:
         raise ValueError(f"--data {text}: wanted is NAME or NAME:WEIGHT, with a weight above 0")
     place, _, known = KNOWN.get(name, name).partition(",")
-    task, colon, family = name.partition(":")
+    task, _, family = name.partition(":")
     names = task_names()
     if task not in names:
         task = ""
@@ -163,7 +161,7 @@ def parse_spec(text: str, instruction: str | None = None, wanted: str = "answer"
     for key, known in {"task": names, "first": ["0", "1"]}.items():
         if not task and options.get(key, known[0]) not in known:
             raise ValueError(f"--data {text}: {key}= is one of {', '.join(known)}")
-    if task and colon:
+    if task and family:
         options["family"] = family
     return Spec(name, float(weight), options, place, task, instruction, wanted)
 
@@ -279,40 +277,21 @@ def made_problems(spec: Spec, split: str, number: int) -> list[Problem]:
 
 def read_source(spec: Spec) -> Source:
     """Problems of files to train on, and those that are held out. Raises ValueError if none are."""
-    files = find_files(spec)
-    problems, notes = read_problems(spec, files, "train")
+    problems, notes, apart = read_problems(spec, find_files(spec), "train")
     if not problems:
         raise ValueError(
             f"--data {spec.name}: this is for evaluation (generate.py --evaluate), not to be"
             " trained on; a file that is named itself may be trained on"
         )
-    source = Source(Path(spec.name).name, spec.weight, [], [], notes)
+    source = Source(Path(spec.name).name, spec.weight, [], [], notes, apart)
     for problem in problems:
         part = source.validation if problem.held_out else source.train
         part.append(problem)
     if "validation" in spec.options:
         source.validation, more = read_held_out(spec)
         notes += more
-    if unused := [path for path, part in files.items() if not part]:
-        notes.append(f"! other files say train, and not used is {unused[0]}")
-    places, unknown = [], []
-    for _, place, record in records_of(files, *HELD_OUT):
-        texts = set()
-        for options in ({}, spec.options):  # its columns may have other names
-            alone = replace(spec, options=options, wanted="problem")
-            with contextlib.suppress(ValueError):
-                texts.add(one_spelling(asked(choose_columns(alone, record)[1])))
-        source.apart |= texts
-        (places if texts else unknown).append(place)
-    if part_of("/".join(Path(spec.name).parts[-2:])) in HELD_OUT:
+    if part_of("/".join(Path(spec.name).parts[-2:])) != "train":
         notes.insert(0, "! its name says that it is held out, and all but a tenth is for training")
-    if places and spec.name not in KNOWN:
-        notes.append(f"{len(places)} records are held out, as their place says: {places[0]}")
-    if unknown:
-        notes.append(
-            f"! {len(unknown)} records are not held apart, since no column of them holds a problem,"
-            f" the first: {unknown[0]}"
-        )
     return source
 
 
@@ -321,17 +300,16 @@ def read_held_out(spec: Spec) -> tuple[list[Problem], list[str]]:
     that are called test, or else validation. None if there are none."""
     file = spec.options.get("validation")
     files = find_files(parse_spec(file) if file else spec)
-    for part in (*HELD_OUT, "train") if file else HELD_OUT:
-        problems, notes = read_problems(spec, files, part)
+    for part in (*PARTS, "train") if file else PARTS:
+        problems, notes, _ = read_problems(spec, files, part)
         if problems:
             break
     return problems, notes
 
 
 def find_files(spec: Spec) -> dict[Path, str]:
-    """The files of a source, with the part that each is: train, test, validation, or "" for one
-    that is not used. They are a file, or all below a folder or in a data set of the hub. If no path
-    says train, those that say nothing are for it. Raises ValueError if there are none."""
+    """The files of a source, with the part that each is: test, validation or else train. They are a
+    file, or all below a folder or in a data set of the hub. Raises ValueError if there are none."""
     root = Path(spec.place).expanduser()
     if root.is_file():
         return {root: "train"}
@@ -354,47 +332,45 @@ def find_files(spec: Spec) -> dict[Path, str]:
             f"{spec.place} has no file of records below {'/, '.join(subsets)}/:"
             f" {', '.join(FORMATS)} are looked for"
         )
-    if "train" not in files.values():
-        files = {path: part or "train" for path, part in files.items()}
     return files
 
 
 @cache
 def part_of(name: str) -> str:
-    """The part that a path or a column `split` says; "" if it says none."""
+    """The part that a path or a column `split` says: test, validation or else train."""
     text = re.sub("(?<=[a-z])(?=[A-Z])", " ", name).lower()  # MyTest has two words
     for part, words in PARTS.items():
         if re.search(f"(?<![a-z])({words})({ENDS})(?![a-z])", text):
             return part
-    return ""
+    return "train"
 
 
-def records_of(files: dict[Path, str], *wanted: str) -> Iterator[tuple[Path, str, dict]]:
-    """The records of these parts, with their files and places. In a file for training the column
-    `split` says the part of a record; without one it is for training."""
+def records_of(files: dict[Path, str]) -> Iterator[tuple[str, Path, str, dict]]:
+    """All records, with the part that each is, its file and its place. In a file for training its
+    columns `split`, in capitals or not, say the part."""
     for path, part in files.items():
-        if part not in (*wanted, "train"):
-            continue
         for place, record in read_records(path):
-            column = next((name for name in record if name.lower() == "split"), None)
-            split = part_of(str(record.get(column))) if part == "train" else ""
-            if (split or part) in wanted:
-                yield path, place, record
-            elif not column:
-                break
+            split = " ".join(str(record[name]) for name in record if name.lower() == "split")
+            yield part_of(split) if part == "train" else part, path, place, record
 
 
 def read_problems(
-    spec: Spec, files: dict[Path, str], *wanted: str
-) -> tuple[list[Problem], list[str]]:
-    """The problems of these parts of these files, each once, and notes to be printed. The order is
-    that of the checksums of their texts: so the first ones are a random draw, whatever the order of
-    the file and its other problems are."""
+    spec: Spec, files: dict[Path, str], wanted: str
+) -> tuple[list[Problem], list[str], set[str]]:
+    """The problems of a part of these files, each once; notes to be printed; and if this part is
+    for training, the texts of the others. The order is that of the checksums of their texts: so the
+    first ones are a random draw, whatever the order of the file and its other problems are."""
     found, columns, columns_of = {}, {}, defaultdict(dict)  # the last ones, and those by file
-    told = defaultdict(list)  # what is to be said, and of which places
+    apart, told = set(), defaultdict(list)  # what is to be said, and of which places
     unusable = told["{} records cannot be used and were left out"]
     repeated = told["{} repeated problems were left out"]
-    for path, place, record in records_of(files, *wanted):
+    for part, path, place, record in records_of(files):
+        if part != wanted:
+            if wanted == "train":
+                texts = texts_of(spec, record)
+                apart |= texts
+                told[APART if texts else NOT_APART].append(place)
+            continue
         record = dict.fromkeys(columns_of[path].values()) | record  # what was there and is not
         try:
             columns, values = choose_columns(spec, record)
@@ -411,11 +387,9 @@ def read_problems(
         if first.answer != problem.answer:
             answers = f"{problem.answer!r:.60}, and not {first.answer!r:.60}"
             told["! {} of these have another answer"].append(f"{place} has {answers}")
-        asks = f"{values.get('system')}{problem.text}"
+        asks = f"{problem.system}{problem.text}"
         if "<answer>" in asks.lower() and problem.task == mathematics.__name__:
             told[OTHER_FORM].append(place)
-        if problem.metadata.get("solution") != values.get("solution"):
-            told["{} solutions have no box, and got one behind them"].append(place)
     if len(unusable) > len(found) + len(repeated):
         raise ValueError(
             f"{len(unusable)} records cannot be used, the first: {unusable[0]}: name another column"
@@ -434,7 +408,18 @@ def read_problems(
             f"WARNING, programs of the model run with less than full confinement: {gap}"
             for gap in sandbox.missing()
         ]
-    return sorted(found.values(), key=lambda problem: checksum(problem.text)), notes
+    return sorted(found.values(), key=lambda problem: checksum(problem.text)), notes, apart
+
+
+def texts_of(spec: Spec, record: dict) -> set[str]:
+    """What a record that is held apart asks, by the columns that the options name and by those that
+    are guessed: its file may have other names. Empty if no column holds a problem."""
+    texts = set()
+    for options in ({}, spec.options):
+        alone = replace(spec, options=options, wanted="problem")
+        with contextlib.suppress(ValueError):
+            texts.add(one_spelling(asked(choose_columns(alone, record)[1])))
+    return texts
 
 
 # --- problems -------------------------------------------------------------------------------------
@@ -461,8 +446,7 @@ def choose_columns(spec: Spec, record: dict) -> tuple[dict[str, str], dict]:
         if present:
             columns[key] = present[0]
         elif key in options or key in needed:
-            has_empty_tests = key == "answer" and {*LIKELY_COLUMNS["tests"].split()} & {*names}
-            raise (mathematics.NoAnswer if has_empty_tests else ValueError)(
+            raise ValueError(
                 f"no column {options.get(key, 'of a usual name')} holds the {key}; the columns are"
                 f" {', '.join(record)}: add ,{key}=COLUMN to the argument of --data"
             )
@@ -502,30 +486,23 @@ def make_problem(columns: dict[str, str], values: dict, spec: Spec) -> Problem:
         )
     judge, instruction, answer = judge_of(spec, columns), spec.instruction, values.get("answer")
     if "choices" in values and "answer" in values:
-        answer = letter_of(answer, choices_of(values["choices"]), spec.options.get("first", "01"))
+        answer = letter_of(answer, choices_of(values["choices"]), spec.options.get("first"))
     if judge is programming:
         start = values.get("starter_code")
         problem = programming.problem(text, values["tests"], start, instruction)
     elif judge is mathematics:
-        try:
-            answer = solution if answer is None else answer
-            problem = mathematics.problem(text, text_of(answer), instruction)
-        except ValueError:
-            if not solution:
-                raise
-            problem = Problem(mathematics.worded(text, instruction), "", mathematics.__name__)
-        if solution and problem.answer and "\\boxed" not in solution:
+        answer = solution if answer is None else answer
+        problem = mathematics.problem(text, text_of(answer), instruction)
+        if solution and "\\boxed" not in solution:
             solution += f"\n\\boxed{{{problem.answer}}}"
-        if "<answer>" in (system or "").lower():
-            system = None
     else:
         worded = getattr(judge, "worded", lambda text, said: f"{text}\n\n{said or ''}".strip())
         answer = json.dumps(answer) if isinstance(answer, list | dict) else text_of(answer)
         problem = Problem(worded(text, instruction), answer, judge.__name__)
-    said = [problem.prompt, problem.answer, system or "", solution or ""]
-    "".join(said).encode()  # ValueError for half of a character, a lone surrogate
+    # ValueError for half of a character, a lone surrogate
+    f"{problem.prompt}{problem.answer}{system}{solution}".encode()
     metadata = {"solution": solution} if solution else {}
-    return replace(problem, metadata=problem.metadata | metadata, text=text, system=system)
+    return replace(problem, metadata=metadata, text=text, system=system)
 
 
 def asked(values: dict) -> str:
@@ -535,16 +512,13 @@ def asked(values: dict) -> str:
     if "passage" in values:
         text = f"{values['passage']}\n\n{text}"
     if "choices" in values:
-        choices = {
-            letter: re.sub(rf"^\(?{letter}[).:] ?", "", str(choice))
-            for letter, choice in zip(LETTERS, choices_of(values["choices"]).values())
-        }
+        choices = [*zip(LETTERS, map(str, choices_of(values["choices"]).values()))]
         has_them = all(
             re.search(rf"\b{letter}\W+{re.escape(choice)}(?!\w)", text)
-            for letter, choice in choices.items()
+            for letter, choice in choices
         )
         if not has_them:
-            text += "".join(f"\n{letter}. {choice}" for letter, choice in choices.items())
+            text += "".join(f"\n{letter}. {choice}" for letter, choice in choices)
     return text
 
 
@@ -560,35 +534,26 @@ def choices_of(value) -> dict:
     return value
 
 
-def letter_of(answer, choices: dict, first: str) -> str:
-    """The letter of the choice that an answer names, by its label, its text, or its number if no
-    label is one. `first` has the numbers that the first choice may have. NoAnswer if it names none,
-    or one in one way and another in another; ValueError if its number may be of two."""
-    text, places, counted = str(answer), set(), set()
-    for i, (label, choice) in enumerate(choices.items()):
-        if text == str(label) or text == str(choice) and type(answer) in (bool, type(choice)):
-            places.add(i)
-        if text in [str(i + int(start)) for start in first]:
-            counted.add(i)
-    if not any(str(label).isdecimal() for label in choices):
-        if len(counted) > 1 and not places:
-            raise ValueError(
-                f"the answer {answer} counts the choices from 0 or from 1: add ,first=0 or ,first=1"
-                " to the argument of --data"
-            )
-        places |= counted
-    if len(places) != 1:
+def letter_of(answer, choices: dict, first: str | None) -> str:
+    """The letter of the choice that an answer names: by its number, if `first` is that of the first
+    one, or else by its label or its text. NoAnswer if it names none, or more than one; or if it may
+    be a number, and `first` does not say so."""
+    text, names = str(answer), [[*map(str, pair)] for pair in choices.items()]
+    if first:
+        names = [[str(i + int(first))] for i in range(len(choices))]
+    places = [i for i, each in enumerate(names) if text in each]
+    may_count = text.isdecimal() and int(text) <= len(choices) and text not in choices
+    if len(places) != 1 or may_count and not first:
         raise mathematics.NoAnswer(
-            f"the answer {answer!r:.60} names {len(places)} of the choices {choices}"
+            f"the answer {answer!r:.60} names {len(places)} of the choices {choices}, if it is not"
+            " their number: that wants ,first=0 or ,first=1"
         )
-    return LETTERS[places.pop()]
+    return LETTERS[places[0]]
 
 
 def text_of(answer) -> str:
     """The text of an answer, which may be a text, a number, true, false, or one of these in a list.
-    ValueError for all others. A decimal is the one that was stored, if a program wrote all digits
-    of its 64 bits: 0.3 for 0.30000000000000004, and 1.3 for 1.2999999523162842, which had 32 bits
-    before."""
+    ValueError for all others. 0.30000000000000004 is 0.3."""
     match answer:
         case [first, *others] if others.count(first) == len(others):
             answer = first
@@ -598,8 +563,4 @@ def text_of(answer) -> str:
         answer = int(answer)
     if type(answer) not in (str, int, float):
         raise ValueError(f"an answer is a text or a number, not {answer!r:.60}")
-    text = str(answer)
-    if len(text) < 17 or not re.fullmatch(r"-?\d+\.\d+", text) or str(float(text)) != text:
-        return text
-    value, narrow = float(text), numpy.float32(text)
-    return str(narrow) if float(narrow) == value else repr(float(f"{value:.15g}"))
+    return f"{answer:.15g}" if isinstance(answer, float) else str(answer)

@@ -17,8 +17,6 @@ FORMATS = {
     ".parquet": "record",
     ".arrow": "record",  # as save_to_disk of `datasets` writes them
 }
-# Columns that hold lists of objects.
-OF_OBJECTS = {"tests", "test_cases", "choices", "options", "answers", "images"}
 ROLES = {"human": "user", "gpt": "assistant"}
 CHOICE = r"(?i:option|choice|op)[ _]?[a-fA-F1-6]|[A-F]"  # the column of one choice
 
@@ -54,7 +52,6 @@ def read_records(path: Path) -> Iterator[tuple[str, dict]]:
     try:
         for number, record in numbered_records(path):
             place = f"{FORMATS[path.suffix]} {number}"
-            record = {"messages": record} if is_turns(record) else record
             if not isinstance(record, dict):
                 raise ValueError(f"{place} holds {record!r:.60}, no object with named columns")
             last = place
@@ -102,24 +99,14 @@ def numbered_records(path: Path) -> Iterator[tuple[int, object]]:
 
 
 def listed(value):
-    """The records of a JSON file: one, a list, records by their ids, or lists of them by names,
-    which become their column `split`."""
+    """The records of a JSON file: a list, lists by the names of their parts, which become their
+    column `SPLIT`, or one record."""
     if not isinstance(value, dict):
-        return [value] if is_turns(value) else value
-    lists = {
-        name: inner
-        for name, inner in value.items()
-        if isinstance(inner, list) and inner and isinstance(inner[0], dict)
-        if not is_turns(inner)
-    }
-    if not lists.keys() <= OF_OBJECTS:
-        return [{"split": name} | record for name, inner in lists.items() for record in inner]
-    return value.values() if all(isinstance(each, dict) for each in value.values()) else [value]
-
-
-def is_turns(value) -> bool:
-    """Whether a value is a list of messages."""
-    return isinstance(value, list) and opened(value)[1] != {}
+        return value
+    lists = [inner for inner in value.values() if str(inner).startswith(("[{", "[]"))]
+    if len(lists) < len(value):
+        return [value]
+    return [{"SPLIT": name} | record for name, inner in value.items() for record in inner]
 
 
 def flat(record: dict) -> dict:

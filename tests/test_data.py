@@ -22,7 +22,6 @@ from data.load import (
     parse_spec,
     read_problems,
     task_of,
-    text_of,
 )
 from data.records import FORMATS
 from data.tasks import arithmetic, mathematics
@@ -67,10 +66,10 @@ def load(argument: str, train: int | None = None, validation: int | None = None)
     return source
 
 
-def read(argument: str, instruction: str | None = None) -> tuple[list[Problem], list[str]]:
+def read(argument: str, **asked: str) -> tuple[list[Problem], list[str]]:
     """All problems of a file, and what is said of them."""
-    spec = parse_spec(argument, instruction)
-    return read_problems(spec, {Path(spec.place): "train"}, "train")
+    spec = parse_spec(argument, **asked)
+    return read_problems(spec, {Path(spec.place): "train"}, "train")[:2]
 
 
 @pytest.fixture
@@ -95,33 +94,16 @@ def test_every_format_gives_the_same_problems(tmp_path):
         assert answers == {row["problem"]: row["answer"] for row in made}
 
 
-def test_columns_that_are_guessed_are_told_and_the_instruction_is_the_users(tmp_path):
-    path = write(tmp_path / "a.jsonl", [{"question": "1?", "target": 3}])
-    _, (note,) = read(path)
-    assert "problem=question, answer=target" in note
-    usual = f"\n\n{mathematics.INSTRUCTION}"
-    for instruction, wanted in ((None, usual), ("Be brief.", "\n\nBe brief."), ("", "")):
-        ((problem,), _) = read(path, instruction)
-        assert problem.prompt == f"1?{wanted}"
-
-
 def test_a_column_of_tests_makes_programming_problems(tmp_path, monkeypatch):
-    path = write(
-        tmp_path / "a.parquet",
-        [{"problem": "Print 2.", "answer": "", "tests": '[{"input": "1", "output": "2"}]'}],
-    )
-    both = {"inputs": ["1"], "outputs": ["2"]}
-    apps = [
-        {"question": i, "input_output": tests} for i, tests in (("Q", json.dumps(both)), ("R", ""))
-    ]
+    tests = '[{"input": "1", "output": "2"}]'
+    path = write(tmp_path / "a.parquet", [{"problem": "Print 2.", "answer": "", "tests": tests}])
     monkeypatch.setattr(sandbox, "missing", lambda: ["no Landlock: files"])
     (usual,), notes = read(path)
-    (fast,), _ = read(path, "Fast.")
+    (fast,), _ = read(path, instruction="Fast.")
     assert usual.task == "data.tasks.programming" and fast.prompt == f"{usual.prompt}\n\nFast."
-    assert "no Landlock" in notes[-1]
-    assert task_of(path) == (usual.task, False)
-    (problem,), (_, note, *_) = read(write(tmp_path / "apps.jsonl", apps))
-    assert problem.answer == usual.answer and note.startswith("1 records cannot be used")
+    assert "no Landlock" in notes[-1] and task_of(path) == (usual.task, False)
+    apps = {"question": "Print 2.", "input_output": '{"inputs": ["1"], "outputs": ["2"]}'}
+    assert read(write(tmp_path / "apps.jsonl", [apps]))[0] == [usual]
 
 
 def test_the_task_of_a_data_set_is_told_without_reading_it(tmp_path):
@@ -141,8 +123,6 @@ def as_written(content: str) -> str:
 SHAPES = r"""
 a.jsonl,first=0 | {Q, "choices": ["8", "7"], "answer": 1} | Q 8 7 | B
 a.jsonl,first=1 | {Q, "choices": ["8", "7"], "answer": "2"} | Q 8 7 | B
-a.jsonl | {Q, "choices": ["8", "7"], "answer": 0} | Q 8 7 | A
-a.jsonl | {Q, "choices": ["8", "7"], "answer": 2} | Q 8 7 | B
 a.jsonl | {"question": "Q\nA. 8\nB. 7", "choices": ["8", "7"], "answer": "B"} | Q 8 7 | B
 a.jsonl | {"question": "Q (A) 8 (B) 7", "choices": ["8", "7"], "answer": "B"} | Q (A) 8 (B) 7 | B
 a.jsonl | {"question": "Q A 8 B - 7", "choices": ["8", "7"], "answer": "B"} | Q A 8 B - 7 | B
@@ -151,19 +131,18 @@ a.jsonl | {Q, "options": ["8", "7"], "answer": "B", "answer_index": 1} | Q 8 7 |
 a.json | [{Q, "choices": {"text": ["8", "7"], "label": ["1", "2"]}, "answerKey": "2"}] | Q 8 7 | B
 a.jsonl | {Q, "options": {"A": "8", "B": "7"}, "answer": "7", "answer_idx": "B"} | Q 8 7 | B
 a.csv | Question,A,B,C,Answer//Q,8,7,,B | Q 8 7 | B
-a.csv | question,option1,option2,answer//Q,8,7,2 | Q 8 7 | B
+a.csv,first=1 | question,option1,option2,answer//Q,8,7,2 | Q 8 7 | B
 a.csv,first=0 | question,choices,answer//Q,"[""8"", ""7""]",1 | Q 8 7 | B
 a.jsonl | {Q, "choices": null, "context": "", "images": [], "answer": "7"} | Q | 7
-a.jsonl,answer=correct | {Q, "options": ["A)8", "B) 7"], "correct": "B"} | Q 8 7 | B
 a.jsonl | {Q, "choices": ["True", "False"], "answer": true} | Q//A. True//B. False | A
 a.jsonl,first=0 | {Q, "opa": "1", "opb": "7", "cop": 1} | Q//A. 1//B. 7 | B
 a.jsonl | {Q, "A": 0, "B": 7, "answer": "B"} | Q//A. 0//B. 7 | B
-a.jsonl | {"prompt": "Q", "Option 1": "8", "Option 2": "7", "answer": 2} | Q 8 7 | B
-a.jsonl | {Q, "passage": "P", "answer": true} | P////Q | true
+a.jsonl,first=1 | {"prompt": "Q", "Option 1": "8", "Option 2": "7", "answer": 2} | Q 8 7 | B
 a.jsonl | {"Body": "P", "Question": "Q", "Answer": 7.0} | P////Q | 7
 a.jsonl | {"article": "P", Q, "options": ["8", "7"], "answer": "B"} | P////Q 8 7 | B
 a.csv | context,question,answer//P,Q,False | P////Q | False
-a.json | {"version": 1, "data": [{"context": "P", Q, "answers": {"text": ["7", "7"]}}]} | P////Q | 7
+a.json | {"data": [{"context": "P", Q, "answers": {"text": ["7", "7"]}}]} | P////Q | 7
+a.jsonl | {"Passage": "P", "Question": "Q", "answer": true} | P////Q | true
 a.jsonl | {Q, "answer": "We add 3 and 4. The answer is 7."} | Q | 7
 a.jsonl | {Q, "answer": "**Answer:** 7.5 cm"} | Q | 7.5 cm
 a.jsonl | {Q, "answer": "Evelyn."} | Q | Evelyn.
@@ -183,16 +162,16 @@ a.csv | ""⇥problem⇥answer//0⇥"1, é//1?"⇥2 | 1, é//1? | 2
 a.jsonl | {Q, "solution": "This is to be shown."}//{Q, "solution": "so \\boxed{7}"} | Q | 7
 a.csv | Problem Type,Question,Correct Answer//word,Q,7 | Q | 7
 a.json | {Q, "answer": "7"}//{"problem": "R", "answer": "8"} | Q | 7
-a.json | {//"1": {Q, "answer": "7"},//"2": {"problem": "R", "answer": "8"}} | Q | 7
 a.jsonl | {Q, "answer": 0} | Q | 0
+a.jsonl | {Q, "answer": 0.30000000000000004} | Q | 0.3
+a.csv | question,answer//Q,2.50 | Q | 2.50
+a.jsonl | {Q, "answer": 9007199254740993.0} | Q | 9007199254740992
 a.json | {Q, "answer": "7", "answers": [{"text": "8"}]} | Q | 7
 a.json | {"train": [{Q, "answer": "7"}], "test": [{Q, "answer": "8"}]} | Q | 7
-a.json,answer=messages.assistant | [[S, T, A], [T, A]] | S: 3 + 4? | 7
 a.json | {"examples": [{Q, "answer": "7"}]} | Q | 7
 a.jsonl | {"prompt": [S, T], "reward_model": {"ground_truth": "7"}} | S: 3 + 4? | 7
 a.parquet | {"prompt": [T], "reward_model": {"ground_truth": "[\"7\"]"}} | 3 + 4? | 7
 a.jsonl,answer=completion.assistant | {"prompt": [T], "completion": [A]} | 3 + 4? | 7
-a.jsonl,answer=messages.assistant | [S, T, A] | S: 3 + 4? | 7
 a.jsonl,answer=messages.assistant | {"messages": [S, T, A]} | S: 3 + 4? | 7
 a.jsonl | {Q, "messages": [T, A, T, A], "answer": "7"} | Q | 7
 a.jsonl,answer=conversations.assistant | {"system": "S", "conversations": [{"from": "human", "value": "Q"}, G]} | S: Q | 7
@@ -215,22 +194,27 @@ def test_every_shape_of_public_data_sets_is_read(tmp_path):
         path.write_text(content, encoding="utf-8-sig")
         if path.suffix == ".parquet":
             write(path, [json.loads(content)])
-        (problem, *_), _ = read(str(tmp_path / name), "")
+        (problem, *_), _ = read(str(tmp_path / name), instruction="")
         asked = f"{problem.system}: " * (problem.system is not None) + problem.text
         assert (asked, problem.answer) == (as_written(text), answer), content
 
 
-def test_choices_passages_and_messages_are_named_by_hand(tmp_path):
+def test_columns_are_named_by_hand_or_guessed_which_is_told(tmp_path):
     turns = json.loads(as_written("[S, T, A]"))
     row = {"a": "Q", "b": [8, 7], "c": "P", "d": turns, "e": 7, "question": "R", "answer": "8"}
     path = write(tmp_path / "a.jsonl", [row])
     ((problem,), notes) = read(f"{path},problem=a,choices=b,passage=c,answer=e")
     assert (problem.text, problem.answer, notes) == ("P\n\nQ\nA. 8\nB. 7", "B", [])
-    ((problem,), _) = read(f"{path},problem=d,answer=d.assistant")
-    assert (problem.text, problem.answer) == ("3 + 4?", "7")
-    spec = parse_spec(f"{path},problem=d,solution=d.assistant", wanted="solution")
-    ((problem,), _) = read_problems(spec, {Path(path): "train"}, "train")
+    for instruction, behind in ((None, mathematics.INSTRUCTION), ("Be brief.", "Be brief.")):
+        ((problem,), (note,)) = read(path, instruction=instruction)
+        assert problem.prompt == f"R\n\n{behind}" and "problem=question, answer=answer" in note
+    named = f"{path},problem=d,solution=d.assistant"
+    ((problem,), _) = read(named, wanted="solution")
     assert (problem.answer, problem.metadata) == ("8", {"solution": r"It is 7, so \boxed{7}."})
+    # One that is judged right by the box that the prompt asks for.
+    gsm8k = write(tmp_path / "b.jsonl", [{"question": "Q", "answer": "3 + 4 = 7\n#### 7"}])
+    ((problem,), _) = read(f"{gsm8k},solution=answer", wanted="solution")
+    assert mathematics.score(problem, problem.metadata["solution"])
 
 
 # A file, its content, and words of the sentence beside its name.
@@ -250,6 +234,9 @@ a.jsonl | {"problem": "ÿ", "answer": "1"} | 'utf-8' codec can't decode
 a.jsonl | {"task": "x", "result": "1"} | line 1: no column .* are task, result: add
 a.jsonl,answer=key | {"problem": "x", "answer": "1"} | line 1: no column key holds the answer
 a.jsonl | {"problem": "x", "tests": "{}"} | line 1: .* tests
+a.json | {"problem": ["x", "y"], "answer": ["1", "2"]} | holds no text but
+a.json | {"1": {Q, "answer": "7"}} | record 1: no column .* are 1, 1.question, 1.answer
+a.jsonl | [T, A] | line 1 holds .*, no object with named columns
 a.jsonl | {"problem": "3?", "answer": "a \\boxed{3 b"} | line 1: .* that closes
 a.json | [{"problem": "x",//"answer": "ÿ"}] | 'utf-8' codec can't decode
 a.json | [{"problem": "x",//"answer" "y"}] | line 2 column
@@ -257,12 +244,12 @@ a.json | {"problem": "x"} | record 1: no column .* are problem: add ,answer=COLU
 a.json | {"test": [{"problem": "x", "answer": "1"}]} | this is for evaluation
 a.jsonl | {"problem": "x", "answer": "1", "Split": "held-out"} | this is for evaluation
 a.jsonl | {"prompt": "x", "response": "It is \boxed{1}.", "y": "2"} | are prompt, response, y: add
-a.jsonl | {"problem": "x", "choices": ["3", "4", "5"], "answer": 1} | from 0 or from 1: add ,first=0
+a.jsonl | {"problem": "x", "choices": ["3", "4", "5"], "answer": 1} | 1 names 0 .*,first=0 or
 a.jsonl,task=programming | {"problem": "x", "answer": "1"} | no column .* holds the tests
 a.json | {"problem": "x", "answer": "1"}//{"problem": "y"} | record 2: column 'answer' is empty
 a.jsonl | {"problem": "x", "choices": [%s0], "answer": 26} | line 1: choices are a list of texts
 a.jsonl | {"problem": "x", "choices": "A or B", "answer": "A"} | line 1: choices are a list of texts
-a.jsonl | {"problem": "x", "choices": ["3", "4"], "answer": 3} | the answer 3 names 0 of
+a.jsonl,first=1 | {"problem": "x", "choices": ["3", "4"], "answer": 3} | the answer 3 names 0 of
 a.jsonl | {"problem": "x", "answer": "#### Step\nAdd.\n#### End\nIt is 7 then."} | cannot be used
 a.jsonl | {"problem": "x", "answer": "#### Answer\n7"} | 1 records cannot be used
 a.jsonl | {"problem": "x", "answer": "<think>It is"} | 1 records cannot be used
@@ -271,7 +258,7 @@ a.jsonl | {"problem": "x", "answer": "Therefore, x = 7."} | 1 records cannot be 
 a.jsonl | {"prompt": "x\n### Response:", "answer": "1"} | line 1: '### Response:' is no part
 a.jsonl | {"prompt": "x\n<think>", "answer": "1"} | line 1: '<think>' is no part
 a.jsonl | {"problem": "x", "options": ["3", "4"], "answer": "C"} | the answer 'C' names 0 of
-a.csv | problem,choices,answer//x,"[""1"", ""0""]",1 | line 2: the answer '1' names 2 of
+a.csv | problem,choices,answer//x,"[""1"", ""0""]",1 | line 2: the answer '1' names 1 of
 a.jsonl | {Q, "solution": "def double(x):\n    return 2 * x"} | line 1: .* long text or a sentence
 a.jsonl | {Q, "answer": "The answer is first 3, then 4 and 5 more."} | line 1: .* a sentence
 a.jsonl | {"problem": "x", "context": {"title": ["a"]}, "answer": "1"} | 'context' holds no text
@@ -313,26 +300,6 @@ def test_a_file_that_cannot_be_used_is_refused_with_its_place(tmp_path):
         load(str(path))
 
 
-# What is stored, and the answer.
-STORED = """
-0.30000000000000004 | 0.3 |
-1.2999999523162842 | 1.3 | of 32 bits
--0.699999988079071 | -0.7 |
-2.50 | 2.50 |
-0.0001220703125 | 0.0001220703125 | 1/8192, of few digits
-3.14159265358979323846 | 3.14159265358979323846 | no number has so many
-12345678901234567890 | 12345678901234567890 |
-3.0 | 3.0 |
-"""
-
-
-def test_a_number_is_the_shortest_decimal_that_was_stored():
-    for stored, answer, *_ in rows(STORED):
-        assert text_of(stored) == answer
-        assert float(text_of([float(stored)])) == pytest.approx(float(answer), rel=1e-14)
-    assert text_of(3.0) == "3"
-
-
 # --- held out -------------------------------------------------------------------------------------
 
 
@@ -350,11 +317,9 @@ def test_no_command_evaluates_on_what_another_one_trains_on(tmp_path, squares):
     names = [file, str(tmp_path / "parts"), f"{file},validation={apart}", "squares", "arithmetic"]
     names += ["gym:prime_factorization,max_value=300", "gym:products"]
     rng = random.Random(0)
-
-    def texts(problems: list[Problem]) -> set[str]:
-        pattern = r"\s*\n\n(?=Think|Reply|Please)"
-        return {re.split(pattern, problem.prompt)[0].strip() for problem in problems}
-
+    texts = lambda problems: {
+        re.split(r"\s*\n\n(?=Think|Reply|Please)", problem.prompt)[0] for problem in problems
+    }
     for name in names:
         head, comma, options = name.partition(",")
         trained, held_out = set(), set()
@@ -383,6 +348,12 @@ def test_what_is_held_out_depends_on_the_text_alone_in_any_spelling(tmp_path):
     evaluated = load_evaluation(path, 1000)
     assert evaluated.validation[:20] == source.validation
     assert "1000 problems for validation were asked for" in evaluated.notes[-1]
+    # A sum has a checksum of its own, whatever task asks.
+    sums = [problem.prompt for problem in arithmetic.problems("validation", 300)]
+    spaced = [each.prompt.replace("+", " + ") for each in arithmetic.problems("train", 300)]
+    made = [{"problem": text, "answer": "1"} for text in sums + spaced]
+    source = load(write(tmp_path / "sums.jsonl", made))
+    assert {problem.text for problem in source.validation} == {*sums}
 
 
 SAME = """
@@ -393,18 +364,16 @@ A café: is 12  +\n1 it  ?
 
 
 def test_texts_that_differ_in_spaces_and_line_ends_alone_are_one_problem(tmp_path):
-    texts = "Write 11/2;Write 1 1/2;52 + 1;5² + 1;aB;Ab;x$1;x1; Write\n11/2 "
     apart = ["find x", "find X", "10^2", "102", "10²", "10, 200", "10,200", r"\Delta", r"\delta"]
-    apart += ["2ˣ", "2x"]
+    apart += ["2ˣ", "2x", "11/2", "1 1/2", "52 + 1", "5² + 1", "aB", "Ab", "x$1", "x1"]
     assert len({*map(one_spelling, apart)}) == len(apart)
     assert len({*map(one_spelling, SAME.split(";"))}) == 1
-    texts = texts.split(";")
-    made = [{"problem": text, "answer": str(i % 8)} for i, text in enumerate(texts)]
-    problems, notes = read(write(tmp_path / "a.csv", made))
-    assert sorted(problem.answer for problem in problems) == [*"01234567"]
-    assert re.search(r"1 repeated .* the first: .*a\.csv, line 11", notes[-1])
-    _, notes = read(write(tmp_path / "a.csv", [*made, {"problem": "aB", "answer": "7"}]))
-    assert re.search(r"! 1 of these .*a\.csv, line 12 has '7', and not '4'", notes[-1])
+    made = [{"problem": text, "answer": str(i)} for i, text in enumerate("3;4; 3\n".split(";"))]
+    made += [{"problem": "3", "answer": "0", "system": "S"}]  # with another prompt it is another
+    problems, notes = read(write(tmp_path / "a.jsonl", made))
+    assert sorted(problem.answer for problem in problems) == ["0", "0", "1"]
+    assert re.search(r"1 repeated .* the first: .*a\.jsonl, line 3", notes[1])
+    assert re.search(r"! 1 of these .*a\.jsonl, line 3 has '2', and not '0'", notes[2])
 
 
 # --- names and mixtures ---------------------------------------------------------------------------
@@ -436,13 +405,6 @@ def test_mixed_sources_keep_their_names_apart(tmp_path):
     assert weights == {"d.jsonl": 3, "d.jsonl-2": 1, "arithmetic": 0.5}
 
 
-def test_the_template_of_the_readme_is_a_task(squares):
-    answer = load("squares", 1, 1).train[0].answer
-    problem, score = Problem("", answer, ""), importlib.import_module("data.tasks.squares").score
-    assert score(problem, f"so</think>It is {answer}")
-    assert not score(problem, f"{answer}</think>") and not score(problem, "</think>12 13")
-
-
 def test_a_task_of_ones_own_with_too_few_problems_is_told_or_refused(monkeypatch):
     """One that does not look at the split either, and of which only the tenth is held out."""
     made = [Problem(f"{i}+1=", "2", arithmetic.__name__) for i in range(200)]
@@ -454,6 +416,19 @@ def test_a_task_of_ones_own_with_too_few_problems_is_told_or_refused(monkeypatch
     made.clear()
     with pytest.raises(ValueError, match="arithmetic: there is no problem for train"):
         load("arithmetic", 50)
+
+
+def test_records_are_judged_by_the_task_of_the_readme(tmp_path, squares):
+    made = [row | {"system": "<answer>", "rubric": {"a": [1]}} for row in records(40)]
+    path = write(tmp_path / "a.jsonl", made)
+    problem = load(f"{path},task=squares").train[0]
+    task = importlib.import_module(problem.task)
+    assert problem.prompt == problem.text and task.score(problem, f"It is {problem.answer}")
+    assert not task.score(problem, f"{problem.answer}</think>")
+    assert task_of(f"{path},task=squares") == ("data.tasks.squares", True)
+    assert json.loads(load(f"{path},task=squares,answer=rubric").train[0].answer) == {"a": [1]}
+    # Mathematics judges a box.
+    assert "! 40 prompts ask for <answer>" in load(path).notes[-1]
 
 
 # --- data sets of the hub -------------------------------------------------------------------------
@@ -504,7 +479,7 @@ def test_known_data_sets_are_trained_and_evaluated_on_by_name(hub, name):
         return
     source = load(name)
     problems = source.train + source.validation
-    assert (source.name, source.notes, len(problems)) == (name, [], 50)
+    assert (source.name, len(problems)) == (name, 50)
     for problem in problems:
         assert problem.text == f"P {problem.answer}" or name == "deepcoder"
     assert {problem.text[0] for problem in problems} == {"P"}
@@ -517,8 +492,7 @@ def test_any_data_set_of_the_hub_and_any_folder_can_be_named(hub, tmp_path):
     write(folder / "a" / "dataset_info.json", [{"features": "x"}])  # as save_to_disk does
     write(folder / "a" / "train.arrow", records(40, start=50))
     source = load(str(folder))
-    assert {int(problem.answer) for problem in source.train} <= {*range(51, 91)}
-    assert re.search(r"not used is .*algebra\.jsonl", source.notes[-1])
+    assert len(source.train + source.validation) == 80
     write(folder / "valid" / "a.json", records(10, start=100))
     by_its_word = load_evaluation(str(folder), 10).validation
     assert {problem.answer for problem in by_its_word} == {str(i) for i in range(101, 111)}
@@ -526,7 +500,7 @@ def test_any_data_set_of_the_hub_and_any_folder_can_be_named(hub, tmp_path):
     write(folder / "test" / "train.csv", records(10, start=200))
     assert load_evaluation(str(folder), 10).validation[0].answer > "200", "test before val"
     write(folder / "held_out" / "a.jsonl", [{"instruction": "Add."}] * 3)
-    assert "! 3 records are not held apart" in load(str(folder)).notes[-1]
+    assert "! 3 records are not held apart" in load(str(folder)).notes[-2]
     with pytest.raises(ValueError, match="no file of records below other/"):
         load(f"{folder},subset=other")
 
@@ -534,7 +508,7 @@ def test_any_data_set_of_the_hub_and_any_folder_can_be_named(hub, tmp_path):
 HELD_OUT = """holdout hold-out held_out heldout tests testset myTest TEST evals evalset validate
 devset gsm8k_test test-00000-of-00001 validation_data train-val testing
 testmini development heldoutset"""
-TRAIN = "all trainset latest contest values device"
+TRAIN = "all trainset latest contest values device None"
 
 
 def test_what_a_path_or_a_split_calls_held_out_is_never_trained_on(tmp_path):
@@ -544,9 +518,12 @@ def test_what_a_path_or_a_split_calls_held_out_is_never_trained_on(tmp_path):
         folder, is_apart = tmp_path / name, name in HELD_OUT.split()
         write(folder / "train.jsonl", made + apart * is_apart)
         write(folder / f"{name}/train.jsonl", apart)
-        lists = write(tmp_path / "lists.json", {"train": made, name: apart})
-        split = [row | {"split": name} for row in apart] + [row | {"split": "a"} for row in made]
-        for argument in (str(folder), lists, write(tmp_path / "split.csv", split)):
+        own = [row | {"split": "a"} for row in apart]
+        lists = write(tmp_path / "lists.json", {"train": made, name: own})
+        split = made + [
+            row | {"Split": name} for row in apart
+        ]  # the first ones have no such column
+        for argument in (str(folder), lists, write(tmp_path / "split.jsonl", split)):
             source = load(argument)
             assert {problem.text for problem in source.train}.isdisjoint(texts) is is_apart, name
             evaluated = {problem.text for problem in load_evaluation(argument, 9).validation}
@@ -555,49 +532,11 @@ def test_what_a_path_or_a_split_calls_held_out_is_never_trained_on(tmp_path):
         assert "! its name says" in load(write(tmp_path / name, made)).notes[0]
 
 
-def test_a_sum_is_held_out_whatever_task_asks(tmp_path):
-    """So a file is never trained on sums on which another command evaluates the task."""
-    sums = [problem.prompt for problem in arithmetic.problems("validation", 300)]
-    sums += [problem.prompt.replace("+", " + ") for problem in arithmetic.problems("train", 300)]
-    made = [{"problem": text, "answer": "1"} for text in sums]
-    source = load(write(tmp_path / "sums.jsonl", made))
-    assert {problem.text for problem in source.validation} == {*sums[:300]}
-
-
-def test_records_are_judged_by_a_task_of_ones_own(tmp_path, squares):
-    made = [row | {"system": "<answer>"} for row in records(40)]
-    path = write(tmp_path / "a.jsonl", [row | {"rubric": {"a": [1]}} for row in made])
-    source = load(f"{path},task=squares")
-    assert {problem.system for problem in source.train} == {"<answer>"}
-    problem = source.train[0]
-    task = importlib.import_module(problem.task)
-    assert problem.prompt == problem.text and task.score(problem, f"It is {problem.answer}")
-    assert task_of(f"{path},task=squares") == ("data.tasks.squares", True)
-    assert json.loads(load(f"{path},task=squares,answer=rubric").train[0].answer) == {"a": [1]}
-    source = load(path)  # as mathematics, which judges a box
-    assert {problem.system for problem in source.train} == {None}
-    assert "! 40 prompts ask for <answer>" in source.notes[-1]
-
-
-def test_a_solution_has_its_gold_and_a_box(tmp_path):
-    """One that is judged right by the box that the prompt asks for."""
-    made = [{"question": "Q", "answer": "3 + 4 = 7\n#### 7"}]
-    spec = parse_spec(f"{write(tmp_path / 'a.jsonl', made)},solution=answer", wanted="solution")
-    ((problem,), (_, note)) = read_problems(spec, {Path(spec.place): "train"}, "train")
-    assert mathematics.score(problem, problem.metadata["solution"]) and note.startswith("1 sol")
-
-
-def test_records_that_differ_in_their_system_prompt_alone_are_two_problems(tmp_path):
-    made = [row | {"system": system} for row in records(40) for system in "ST"]
-    source = load(write(tmp_path / "a.jsonl", made))
-    assert len(source.train + source.validation) == 80
-
-
 def test_a_bad_record_of_a_known_data_set_is_left_out_and_told(hub, tmp_path):
     path = tmp_path / KNOWN["deepscaler"] / "deepscaler.json"
     path.write_text(path.read_text().replace('"answer": "7"', '"answer": null'))
     message = r"1 records cannot be used .*deepscaler\.json, record 8: column 'answer' is empty"
-    assert re.search(message, load("deepscaler").notes[0])
+    assert re.search(message, *load("deepscaler").notes)
 
 
 def test_an_unreachable_hub_says_what_to_do(monkeypatch):

@@ -79,10 +79,9 @@ def main(arguments: list[str]) -> int:
         about = f"shorten the solution of {problem.prompt[:60]!r}, or remove it"
         refuse_too_long(model, len(prompt + solution), about)
         refuse_unknown(model, prompt + solution)
-        if problem.answer:
-            opened = "<think>" * tokenizer.decode(prompt).rstrip().endswith("<think>")
-            written = tokenizer.decode(solution[:-1], clean_up_tokenization_spaces=False)
-            completions.append((text, problem, opened + written))
+        opened = "<think>" * tokenizer.decode(prompt).rstrip().endswith("<think>")
+        written = tokenizer.decode(solution[:-1], clean_up_tokenization_spaces=False)
+        completions.append((text, problem, opened + written))
         examples.append((prompt + solution, [NOT_LEARNED] * len(prompt) + solution))
     say(f"After {tokenizer.decode(prompt)!r} the model learns {tokenizer.decode(solution)!r}")
     refuse_wrong(completions)
