@@ -14,7 +14,6 @@ from curve.comparison import Comparison, asymptote_of
 from curve.files import whole_file
 from curve.fit import Fit, Variants, beyond_0, with_interval
 from curve.forecast import each, early_fits
-from curve.least_squares import Array
 
 # What the columns of our own logs count.
 COMPUTE_UNITS = {
@@ -43,18 +42,31 @@ def plot_variants(
     # Text stays text in a PDF or SVG, and $ in a name begins no formula.
     as_text = {"pdf.fonttype": 42, "svg.fonttype": "none", "text.parse_math": False}
     with rc_context(as_text), whole_file(path) as partial:
+        figure = Figure(figsize=(9, 6))
         if len(fits) == 1:
-            figure = Figure(figsize=(9, 6))
             axes, strip = figure.subplots(2, sharex=True, height_ratios=(5, 1))
             _draw_run(axes, fits[0], predict)
             _draw_residuals(strip, fits[0])
-            _label_axes(axes, strip, fits)
-            _add_legend(axes, strip, ncols=2)
+            legend = {"ncols": 2}
         else:
-            figure = Figure(figsize=(9, 4.8))
-            axes = figure.subplots()
+            axes = strip = figure.subplots()
             _draw_variants(axes, variants, comparisons)
-            _label_axes(axes, axes, fits)
+            legend = {
+                "title": "points of all seeds, and their curves, to twice the compute (dashed)"
+            }
+        # The axes have names, and compute is printed as in the report.
+        strip.set_xlabel(_axis_label("compute", {fit.series.x_name for fit in fits}))
+        y_label = _axis_label("pass rate", {fit.series.y_name for fit in fits})
+        axes.set(ylabel=y_label, xscale="log")
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter("")
+        low, high = axes.get_xlim()
+        if high < 100 * low:  # over less than two decades more ticks have a number
+            axes.xaxis.get_major_locator().set_params(subs=(1, 2, 5))
+        axes.grid(alpha=0.25)
+        # The legend stands below, where it covers no curve.
+        below = {"loc": "upper left", "bbox_to_anchor": (0.1, 0), "alignment": "left"}
+        figure.legend(fontsize=8, title_fontsize=8, **below, **legend)
         figure.savefig(partial, format=path.suffix[1:].lower(), dpi=110, bbox_inches="tight")
 
 
@@ -76,15 +88,14 @@ def _draw_run(axes, fit: Fit, predict: Sequence[float]) -> None:
         axes.errorbar(x, y, half, fmt="none", ecolor="C0", elinewidth=0.7, label=text)
 
     past = np.geomspace(fit.C_min / 1.5, fit.C_max, 100)
+    axes.plot(past, fit.predict(past), "C0", label="fitted curve")
     if fit.collapsed:  # then there is no forecast, and no parameter means anything
-        axes.plot(past, fit.predict(past), label="fitted curve")
         return
-    curve = fit.predict(past), *fit.band(past)
-    _draw_curve(axes, past, *curve, "C0", label="fitted curve, 95 % interval")
     future = np.geomspace(fit.C_max, max(4 * fit.C_max, series.x[-1], *predict), 50)
-    later = each(fit, future)
-    _draw_curve(axes, future, *later, "C0", ls="--", label="forecast, 95 % interval")
-
+    later, *ends = each(fit, future)
+    axes.plot(future, later, "C0", ls="--", label="forecast")
+    axes.fill_between(past, *fit.band(past), color="C0", alpha=0.15, lw=0, label="95 % intervals")
+    axes.fill_between(future, *ends, color="C0", alpha=0.15, lw=0)
     for early in early_fits(fit) if fit.C_max == series.x[-1] else ():
         C = np.geomspace(early.C_max, series.x[-1], 50)
         axes.plot(C, each(early, C)[0], color="0.5", lw=0.9)
@@ -116,59 +127,32 @@ def _draw_variants(axes, variants: Variants, comparisons: Sequence[Comparison]) 
     """Each variant in a colour of its own. The legend says what is drawn."""
     fits = sum(variants.values(), [])
     verdicts = {comparison.variants[0]: f"; {comparison.verdict}" for comparison in comparisons}
-    for i, (name, seeds) in reversed([*enumerate(variants.items())]):  # the first lies on top
+    for i, (name, seeds) in enumerate(variants.items()):
         # The space is for names that begin with _: matplotlib would hide the label.
         text = f" {name}: A {asymptote_of(seeds)}{verdicts.get(name, '')}"
-        _draw_variant(axes, textwrap.fill(text, LABEL_WIDTH), seeds, f"C{i}")
+        axes.plot([], [], color=f"C{i}", label=textwrap.fill(text, LABEL_WIDTH))
+        for fit in seeds:
+            _draw_seed(axes, fit, f"C{i}")
     first, *others = variants
     named = variants if len(others) < 2 else (first, f"{len(others)} others")
     title = f"Pass rate over compute: {' and '.join(named)} ({len(fits)} runs)"
     axes.set_title(title, fontsize=10, wrap=True)
-    how = "points of all seeds, and the mean of their curves, to twice the compute (dashed);\nband:"
-    how += " from the lowest curve of a seed to the highest, of a single run its 95 % interval"
-    if any(fit.series.x[0] == 0 for fit in fits):
-        how += "; at the left edge: before training"
-    if any(fit.fell for fit in fits):
-        how += ";\ntriangle: a run that fell, which is in no mean"
-    _add_legend(axes, axes, title=how, reverse=True)
 
 
-def _draw_variant(axes, label: str, seeds: list[Fit], color: str) -> None:
-    """The points of all seeds, and the mean curve of those that stand. Its band lies between the
-    curves of the seeds; the band of a single seed is its 95 % interval, if it identifies A. It goes
-    on to twice the compute only if every seed stands and identifies A. No sigmoid falls: if a seed
-    fell, a line joins its points."""
-    axes.plot([], [], color=color, label=label)
-    points = {"color": color, "alpha": 0.45, "mew": 0}
-    at_edge = {"transform": axes.get_yaxis_transform(), "clip_on": False}
-    for fit in seeds:
-        x, y = beyond_0(fit.series)
-        axes.plot(x, y, "o", ms=3.5, **points)
-        if fit.series.x[0] == 0:
-            axes.plot(0, fit.series.y[0], ">", ms=7, **at_edge, **points)
-        if fit.fell:
-            axes.plot(x, y, color=color, lw=0.8, alpha=0.7)
-            axes.plot(x[-1], y[-1], "v", ms=6, color=color)
-
-    fits = [fit for fit in seeds if not fit.fell]
-    if not fits:
+def _draw_seed(axes, fit: Fit, color: str) -> None:
+    """Points and curve of a run. The curve goes on to twice the compute if A is identified. No
+    sigmoid falls: if the run fell, a line joins its points."""
+    x, y = beyond_0(fit.series)
+    axes.plot(x, y, "o", ms=3.5, color=color, alpha=0.45, mew=0)
+    if fit.fell:
+        axes.plot(x, y, color=color, lw=0.8)
         return
-    end = min(fit.C_max for fit in fits)
-    parts = {"-": np.geomspace(min(fit.C_min for fit in fits), end, 100)}
-    identified = all(fit.identified for fit in fits)
-    if identified and len(fits) == len(seeds):
-        parts["--"] = np.geomspace(end, 2 * end, 50)
-    for style, C in parts.items():
-        curves = np.array([fit.predict(C) for fit in fits])
-        is_single = identified and len(fits) == 1
-        band = fits[0].band(C) if is_single else (curves.min(0), curves.max(0))
-        _draw_curve(axes, C, curves.mean(0), *band, color, ls=style)
-
-
-def _draw_curve(axes, C: Array, value: Array, low: Array, high: Array, color: str, **line) -> None:
-    """A curve and its band at compute C, each (n,)."""
-    axes.plot(C, value, color=color, **line)
-    axes.fill_between(C, low, high, color=color, alpha=0.15, lw=0)
+    parts = {"-": (fit.C_min, fit.C_max)}
+    if fit.identified:
+        parts["--"] = fit.C_max, 2 * fit.C_max
+    for style, ends in parts.items():
+        C = np.geomspace(*ends, 100)
+        axes.plot(C, fit.predict(C), color=color, lw=1, ls=style)
 
 
 def _axis_label(quantity: str, columns: set[str]) -> str:
@@ -176,23 +160,3 @@ def _axis_label(quantity: str, columns: set[str]) -> str:
     column, *others = columns
     says_more = column != "pass_rate" and not others
     return f"{quantity} ({COMPUTE_UNITS.get(column, column)})" if says_more else quantity
-
-
-def _label_axes(axes, lowest, fits: list[Fit]) -> None:
-    """Name the axes, and print compute as the report does. lowest: the axes that name it."""
-    lowest.set_xlabel(_axis_label("compute", {fit.series.x_name for fit in fits}))
-    y_label = _axis_label("pass rate", {fit.series.y_name for fit in fits})
-    axes.set(ylabel=y_label, xscale="log")
-    low, high = axes.get_xlim()
-    if high < 100 * low:  # over less than two decades more ticks have a number
-        axes.xaxis.get_major_locator().set_params(subs=(1, 2, 5))
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.xaxis.set_minor_formatter("")
-    axes.grid(alpha=0.25)
-
-
-def _add_legend(axes, lowest, **how) -> None:
-    """The legend of some axes stands below the lowest ones, where it covers no curve."""
-    where = {"loc": "upper left", "alignment": "left", "bbox_transform": lowest.transAxes}
-    where["bbox_to_anchor"] = 0, -0.15 if lowest is axes else -0.6
-    axes.legend(fontsize=8, title_fontsize=8, **where, **how)
