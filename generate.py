@@ -156,13 +156,8 @@ def load(
     decoding = make_decoding(
         tokenizer, command, command.length_control, temperature=command.temperature
     )
-    gpus = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
-    refuse(
-        command.tensor_parallel > max(1, len(gpus)),
-        f"--tensor-parallel {command.tensor_parallel} wants as many GPUs, and {len(gpus)} are here",
-    )
-    devices = tuple(gpus[: command.tensor_parallel]) or ("cpu",)
-    settings = engine_settings(command, devices, path, decoding)
+    device = "cuda:0" if torch.cuda.device_count() else "cpu"
+    settings = engine_settings(command, device, path, decoding)
     settings = replace(settings, slots=min(settings.slots, completions))
     model = load_model(path)
     refuse_prompts(tokenizer, problems, command, model)

@@ -235,25 +235,24 @@ class EngineSettings:
     """All that an engine is made from."""
 
     model: str  # folder or hub name
-    # More than one: the model is split over them (vLLM's tensor parallelism).
-    devices: tuple[str, ...]
+    device: str
     dtype: torch.dtype  # of the trunk
     threads: int  # CPU threads of this process
     slots: int  # completions in flight at once
     decoding: Decoding
     engine: str = "torch"  # or vllm
-    # Share of each GPU that vLLM takes for weights and cache. None: what is free when it starts.
+    # Share of the GPU that vLLM takes for weights and cache. None: what is free when it starts.
     memory: float | None = None
     vllm_options: str = "{}"  # more of vLLM's EngineArgs, in JSON
     may_halve: bool = False  # whether TorchEngine may have fewer slots, if these do not fit
 
 
 def engine_settings(
-    settings: Sampling, devices: tuple[str, ...], model: str, decoding: Decoding
+    settings: Sampling, device: str, model: str, decoding: Decoding
 ) -> EngineSettings:
-    """The settings of an engine on these devices. For --engine auto it is vLLM if that is installed
-    and the devices are GPUs. ValueError if vLLM is wanted and missing."""
-    engine, on_cpu = settings.engine, devices[0] == "cpu"
+    """The settings of an engine on this device. For --engine auto it is vLLM if that is installed
+    and the device is a GPU. ValueError if vLLM is wanted and missing."""
+    engine, on_cpu = settings.engine, device == "cpu"
     installed = importlib.util.find_spec("vllm")
     if engine == "auto":
         engine = "vllm" if installed and not on_cpu else "torch"
@@ -262,14 +261,10 @@ def engine_settings(
         "--engine vllm: vLLM is not installed; `pip install -r requirements-vllm.txt` brings it;"
         " --engine torch does not need it",
     )
-    refuse(
-        engine == "torch" and len(devices) > 1,
-        "--tensor-parallel: only vLLM splits a model, and the engine is torch",
-    )
     return EngineSettings(
         model=model,
-        devices=devices,
-        dtype=trunk_dtype(settings, devices[0]),
+        device=device,
+        dtype=trunk_dtype(settings, device),
         threads=cpu_threads(settings),
         slots=settings.slots or PRESETS[settings.defaults].get("slots", Settings.slots),
         decoding=decoding,

@@ -94,16 +94,15 @@ def start_generator(
     number: int, settings: EngineSettings, parameters: SharedParameters
 ) -> Generator:
     """Start a generator: `generator_process` in a process of its own. Its first report says that it
-    is ready. It sees only the GPUs of its engine, under the names cuda:0, cuda:1 and so on.
-    GeneratorFailed if the system lets no process or queue begin."""
-    gpus = [torch.device(device).index for device in settings.devices if device != "cpu"]
-    seen_as = tuple(f"cuda:{i}" for i in range(len(gpus))) or settings.devices
-    # CUDA does not survive a fork.
-    context = multiprocessing.get_context("spawn" if gpus else "forkserver")
-    name = f"generator {number} on {','.join(settings.devices)}"
-    ours = os.environ.get("CUDA_VISIBLE_DEVICES")
-    visible = ",".join(ours.split(",")[gpu] if ours else str(gpu) for gpu in gpus)
-    settings = dataclasses.replace(settings, devices=seen_as)
+    is ready. It sees only the GPU of its engine, under the name cuda:0. GeneratorFailed if the
+    system lets no process or queue begin."""
+    name, visible = f"generator {number} on {settings.device}", ""
+    context = multiprocessing.get_context("forkserver")
+    if settings.device != "cpu":
+        gpu, ours = torch.device(settings.device).index, os.environ.get("CUDA_VISIBLE_DEVICES")
+        visible = ours.split(",")[gpu] if ours else str(gpu)
+        context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
+        settings = dataclasses.replace(settings, device="cuda:0")
     try:
         with signals_deferred():
             work, reports = context.Queue(), context.Queue()
@@ -111,8 +110,7 @@ def start_generator(
                 target=generator_process,
                 args=(visible, settings, parameters, work, reports),
                 name=name,
-                # A daemon may have no processes of its own, which vLLM has for several GPUs.
-                daemon=len(settings.devices) == 1,
+                daemon=True,
             )
             child.start()
     except (OSError, EOFError) as error:
@@ -145,7 +143,7 @@ HEARTBEAT = 5.0  # the most seconds between two reports, if no step of the engin
 
 
 def generator_process(
-    gpus: str,
+    gpu: str,
     settings: EngineSettings,
     parameters: SharedParameters,
     work: multiprocessing.Queue,
@@ -153,13 +151,13 @@ def generator_process(
 ) -> None:
     """Sample what comes through `work`, with the newest parameters, until told to stop. Any
     exception is sent to the trainer, with its traceback unless it is `NoEngine` or memory is full.
-    When the trainer dies, the process ends. gpus: those it may see, as CUDA_VISIBLE_DEVICES."""
+    When the trainer dies, the process ends. gpu: the one it may see, as CUDA_VISIBLE_DEVICES."""
     # First of all: CUDA reads it once, at the first call.
-    os.environ["CUDA_VISIBLE_DEVICES"] = gpus
+    os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     belong_to_the_run()
     try:
-        if settings.engine == "torch" and settings.devices[0] != "cpu":
-            parameters.pin()  # the workers of vLLM do it themselves
+        if settings.device != "cpu":
+            parameters.pin()
         sampler = Sampler(settings, parameters)
         reports.put(Report(slots=sampler.engine.slots))
         reported = time.monotonic()
@@ -236,7 +234,7 @@ def make_engine(settings: EngineSettings, model: PreTrainedModel | None = None) 
     torch.set_num_threads(settings.threads)
     if settings.engine == "vllm":
         return VllmEngine(settings)
-    model, device = model or load_model(settings.model), torch.device(settings.devices[0])
+    model, device = model or load_model(settings.model), torch.device(settings.device)
     put_on_device(model, device, settings.dtype, settings.decoding.fp32_logits)
     make = engine_that_fits if settings.may_halve else TorchEngine
     return make(model, settings.decoding, settings.slots)

@@ -6,7 +6,7 @@ The value of a setting comes from the first of these that has one (`starting_val
     1. its flag
     2. a run: with --resume RUN all that it has; of a model that generate.py samples, OF_ITS_RUN
     3. the recipe that --recipe or --leave-out names: the parts in which it is not ScaleRL
-    4. the preset of --defaults, or the one that suits --data. --max-length and a GPU change it
+    4. the preset of --defaults, or the one that suits --data. A GPU changes it
     5. the field in this file or in loss.Recipe
 """
 
@@ -119,9 +119,6 @@ class Sampling:
         9,
         "sampled tokens after </think> or the interruption",
     )
-    max_length: int | None = option(
-        None, "sampled tokens in all: sets both budgets, and --length-control penalty", least=4
-    )
     end_of_thinking: str = option("</think>", "one token of the model")
     interruption_phrase: str = option(
         loss.INTERRUPTION_PHRASE, "forced when thinking reaches its budget"
@@ -137,7 +134,6 @@ class Sampling:
     engine: Literal["auto", "torch", "vllm"] = option(
         "auto", "auto: vLLM if it is installed and there is a GPU"
     )
-    tensor_parallel: int = option(1, "GPUs of one generator, which vLLM splits the model over")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto",
         "of the trunk; auto: float32 on a CPU, bfloat16 on a GPU, or float16 if it has no bfloat16",
@@ -224,8 +220,7 @@ class Settings(Sampling):
 
     generators: int = option(
         0,
-        "processes that sample, each on --tensor-parallel GPUs; 0: one, or all GPUs left by"
-        " trainers",
+        "processes that sample, each on a GPU; 0: one, or all GPUs left by trainers",
         least=0,
     )
     trainers: int = option(
@@ -296,13 +291,13 @@ BY_MEMORY = ("slots", "gradient_checkpointing", "tokens_per_micro_batch")
 # prompts.
 MAY_CHANGE = set(
     """model resume from_step steps validation_every checkpoint_every keep_checkpoints track engine
-    tensor_parallel generators trainers one_process slots generator_memory vllm_options
+    generators trainers one_process slots generator_memory vllm_options
     tokens_per_micro_batch gradient_checkpointing share_prompts threads verifiers wait_timeout
     max_restarts rollouts_kept least_prompts stop_when_gain_below""".split()
 )
 
 # Settings that runs of before have in their config.json.
-GONE = {"offload"}
+GONE = {"offload", "tensor_parallel", "max_length"}
 
 # generate.py takes these from the run that made its model.
 OF_ITS_RUN = """data defaults prompt_budget thinking_budget answer_budget length_control
@@ -313,33 +308,31 @@ OF_ITS_RUN = """data defaults prompt_budget thinking_budget answer_budget length
 # --- devices --------------------------------------------------------------------------------------
 
 
-def devices_here(settings: Settings) -> tuple[list[tuple[str, ...]], list[str]]:
-    """The devices of each generator, and the device of each trainer, on this machine. ValueError if
-    it has too few GPUs.
+def devices_here(settings: Settings) -> tuple[list[str], list[str]]:
+    """The device of each generator and of each trainer on this machine. ValueError if it has too
+    few GPUs.
 
     Without a GPU all are CPU processes. One GPU does both, and --one-process uses one only. Of
     several, generators have the first and trainers the last; one in five trains by default, as in
     the paper.
     """
-    gpus, gpus_each = torch.cuda.device_count(), settings.tensor_parallel
+    gpus, generators, trainers = torch.cuda.device_count(), settings.generators, settings.trainers
     if settings.one_process:
         gpus = min(gpus, 1)
-    generators, trainers = settings.generators, settings.trainers
-    if gpus == 0 and gpus_each == 1:
-        return [("cpu",)] * (generators or 1), ["cpu"] * (trainers or 1)
-    if gpus == 1 and max(generators, trainers, gpus_each) == 1:
-        return [("cuda:0",)], ["cuda:0"]
-    trainers = trainers or max(1, min(gpus // 5, gpus - generators * gpus_each))
-    generators = generators or max(1, (gpus - trainers) // gpus_each)
-    wanted = generators * gpus_each + trainers
+    if gpus == 0:
+        return ["cpu"] * (generators or 1), ["cpu"] * (trainers or 1)
+    if gpus == 1 and generators <= 1 and trainers <= 1:
+        return ["cuda:0"], ["cuda:0"]
+    trainers = trainers or max(1, min(gpus // 5, gpus - generators))
+    generators = generators or max(1, gpus - trainers)
+    wanted = generators + trainers
     refuse(
         wanted > gpus,
-        f"--generators {generators} with --tensor-parallel {gpus_each} and --trainers {trainers}"
-        f" want {wanted} GPUs; there are {gpus} (CUDA_VISIBLE_DEVICES)",
+        f"--generators {generators} and --trainers {trainers} want {wanted} GPUs; there are {gpus}"
+        " (CUDA_VISIBLE_DEVICES)",
     )
     names = [f"cuda:{i}" for i in range(gpus)]
-    firsts = range(0, generators * gpus_each, gpus_each)
-    return [tuple(names[i : i + gpus_each]) for i in firsts], names[-trainers:]
+    return names[:generators], names[-trainers:]
 
 
 def cpu_threads(settings: Sampling) -> int:
@@ -398,15 +391,6 @@ def starting_values(chosen: Sampling) -> dict:
     top of this file. Those of the recipe are among them. chosen: what the flags say, with the
     defaults of the fields. ValueError for --defaults that a run overrides."""
     is_run = isinstance(chosen, Settings)
-    of_length = {}
-    if chosen.max_length:  # nothing is interrupted, and the last quarter costs reward
-        answer = chosen.max_length // 4
-        thinking = chosen.max_length - answer
-        of_length = {
-            "thinking_budget": (thinking, thinking),
-            "answer_budget": answer,
-            "length_control": "penalty",
-        }
     run = chosen.resume if is_run else run_of(chosen.model)
     if run:
         stored = with_recipe(read_settings(run))
@@ -417,7 +401,7 @@ def starting_values(chosen: Sampling) -> dict:
             f"--defaults {chosen.defaults} does nothing here: data, budgets and the like are those"
             f" of the run that made the model, {run}, unless their flags are given",
         )
-        return {name: stored[name] for name in OF_ITS_RUN} | of_length
+        return {name: stored[name] for name in OF_ITS_RUN}
 
     defaults = chosen.defaults
     if defaults == "auto":
@@ -430,7 +414,7 @@ def starting_values(chosen: Sampling) -> dict:
         recipe, axis = loss.RECIPES[chosen.recipe.recipe], chosen.recipe.leave_out
         recipe = loss.leave_one_out(axis) if axis else recipe
     of_recipe = dict(vars(recipe).items() - vars(Recipe()).items())
-    values = preset | of_length | by_memory | of_recipe  # and then the flags, in `read_flags`
+    values = preset | by_memory | of_recipe  # and then the flags, in `read_flags`
     rate = values.get("learning_rate", Settings.learning_rate)
     if is_run and chosen.lora_rank and rate:
         values["learning_rate"] = float(f"{rate_factor(chosen.lora_rank, defaults) * rate:.6g}")
@@ -543,11 +527,6 @@ def refuse_impossible(settings: Sampling) -> None:
     refuse(
         not 0 <= low <= high,
         f"--thinking-budget is a range LOW HIGH with 0 <= LOW <= HIGH, not {low} {high}",
-    )
-    refuse(
-        settings.max_length not in (None, high + settings.answer_budget),
-        "--max-length sets both budgets: it goes with neither --thinking-budget nor"
-        " --answer-budget",
     )
     refuse(
         (settings.generator_memory or 0) > 1,

@@ -7,15 +7,12 @@ of its prefix cache a request may hit. So the version of a token is the version 
 that returned it, and nothing runs ahead of that (async_scheduling is off). docs/node.md says what
 vLLM does when its cache is full.
 
-Parameters come from the same shared memory as for TorchEngine: each worker copies its part, cast
-and sharded, to its device. So the trainer writes and goes on. With vLLM's own weight transfer it
-would wait for all generators.
+Parameters come from the same shared memory as for TorchEngine. So the trainer writes and goes on.
+With vLLM's own weight transfer it would wait for all generators.
 """
 
 import json
 import os
-import pickle
-from multiprocessing.reduction import ForkingPickler
 
 import numpy as np
 import torch
@@ -46,21 +43,13 @@ class VllmEngine(Engine):
         # an interruption of each slot.
         self.prompt_tokens = max(8192, settings.decoding.longest)
         self.engine = make_llm_engine(settings, self.prompt_tokens)
-        self.parameters = None  # the SharedParameters that the workers have
         self.slot_of = {}  # the slot of each piece in flight, by vLLM's name for it
         self.pieces = 0  # given to vLLM so far
 
     def update(self, parameters: SharedParameters) -> None:
-        if parameters is not self.parameters:
-            # A handle can be opened once, so each worker has one of its own.
-            workers = self.engine.vllm_config.parallel_config.world_size
-            handles = [bytes(ForkingPickler.dumps(parameters)) for _ in range(workers)]
-            self.engine.collective_rpc(_open_parameters, args=(handles,))
-            self.parameters = parameters
-
         def reload() -> None:
             try:
-                self.engine.collective_rpc(_reload_parameters)
+                self.engine.collective_rpc(_reload_parameters, args=(parameters,))
             except (ValueError, KeyError, AttributeError) as error:
                 raise NoEngine(
                     f"--engine vllm: vLLM cannot load the parameters of this model ({error!r}):"
@@ -151,7 +140,7 @@ class VllmEngine(Engine):
 
 def make_llm_engine(settings: EngineSettings, prompt_tokens: int):
     """vLLM's own engine, without parameters yet. `NoEngine`, with vLLM's reason, if it refuses."""
-    decoding, on_cpu = settings.decoding, settings.devices[0] == "cpu"
+    decoding, on_cpu = settings.decoding, settings.device == "cpu"
     _set_environment(on_cpu, settings.threads)
     block_size = 32 if on_cpu else 16
     tokens_of_a_slot = 1 + block_size + len(decoding.phrase)
@@ -174,7 +163,6 @@ def make_llm_engine(settings: EngineSettings, prompt_tokens: int):
                 "head_dtype": "float32" if decoding.fp32_logits else low,
             },
             dtype=settings.dtype,
-            tensor_parallel_size=len(settings.devices),
             max_model_len=decoding.longest,
             max_num_seqs=settings.slots,
             max_num_batched_tokens=prompt_tokens + settings.slots * tokens_of_a_slot,
@@ -224,17 +212,10 @@ def _set_environment(on_cpu: bool, threads: int) -> None:
         os.environ.setdefault(name, value)
 
 
-# --- what runs in vLLM's worker: this process or, with several devices, one for each --------------
+# --- what runs in vLLM's worker, in this process -------------------------------------------------
 
 
-def _open_parameters(worker, handles: list[bytes]) -> None:
-    worker.shared_parameters = pickle.loads(handles[worker.rank])
-    if worker.device.type == "cuda":
-        worker.shared_parameters.pin()
-
-
-def _reload_parameters(worker) -> None:
-    parameters = worker.shared_parameters
+def _reload_parameters(worker, parameters: SharedParameters) -> None:
     # As a checkpoint without tied weights has them. Some models (Gemma 2) have no other head than
     # their embedding.
     names = dict.fromkeys(parameters.shapes)

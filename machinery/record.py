@@ -224,7 +224,7 @@ class Record:
         feed, compute = self.feed, self.compute
         began, busy, tokens = time.monotonic(), feed.busy_seconds, feed.sampled_tokens
         yield
-        compute.device_seconds += (feed.busy_seconds - busy) * self.settings.tensor_parallel
+        compute.device_seconds += feed.busy_seconds - busy
         compute.started += time.monotonic() - began
         feed.busy_seconds, feed.sampled_tokens = busy, tokens
 

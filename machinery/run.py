@@ -209,7 +209,7 @@ def say_needs(settings: Settings, model: PreTrainedModel, generators: int) -> No
 def compute_of(settings: Settings, model: PreTrainedModel) -> Compute:
     """What training costs on these devices, before it has begun."""
     generators, trainers = devices_here(settings)
-    devices = [*sum(generators, ()), *trainers]
+    devices = [*generators, *trainers]
     if settings.one_process or "cpu" not in devices:
         devices = {*devices}  # a GPU that does both is one
     return Compute(len(devices), matmul_parameters(model), attention_widths(model))
@@ -349,7 +349,7 @@ class Run:
         progress bar."""
         self.feed.start()
         generators = [
-            f"{'+'.join(engine.devices)} with {generator.slots} slots"
+            f"{engine.device} with {generator.slots} slots"
             for engine, generator in zip(self.feed.engines, self.feed.generators)
         ]
         trainers = devices_here(self.settings)[1]

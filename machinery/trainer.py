@@ -126,7 +126,7 @@ def policy_that_fits(
     """
     asked, longest = start.settings, start.longest
     on_gpu = device.type == "cuda"
-    if on_gpu and str(device) in sum(devices_here(asked)[0], ()):
+    if on_gpu and str(device) in devices_here(asked)[0]:
         left = asked.generator_memory or LEFT_FOR_GENERATOR
         torch.cuda.set_per_process_memory_fraction(1 - left, device)
     for settings, words in choices(asked, longest):

@@ -43,12 +43,10 @@ def decoding(**changes) -> Decoding:
     return dataclasses.replace(make_decoding(make_tokenizer(), settings), **changes)
 
 
-def settings_of(
-    folder, name="torch", dtype=torch.float32, slots=48, devices=(DEVICE,), **changes
-) -> EngineSettings:
+def settings_of(folder, name="torch", dtype=torch.float32, slots=48, **changes) -> EngineSettings:
     """What an engine is made of, with these changes of `decoding`."""
     # Many share a GPU.
-    return EngineSettings(folder, devices, dtype, 1, slots, decoding(**changes), name, memory=0.05)
+    return EngineSettings(folder, DEVICE, dtype, 1, slots, decoding(**changes), name, memory=0.05)
 
 
 def requests(completions, thinking=30, seed=0, validation=False) -> list[Request]:

@@ -120,7 +120,7 @@ class GivenGroups(Feed):
     def __init__(self, chosen: Settings, batches: list, parameters: SharedParameters, folder: str):
         problem = Problem("1+1=", "2", "data.tasks.arithmetic")
         source = Source("given", 1.0, [problem] * 100, [problem])
-        engines = [SimpleNamespace(devices=("cpu",))]
+        engines = [SimpleNamespace(device="cpu")]
         prompts = Prompts([source], load_tokenizer(folder), None)
         super().__init__(chosen, prompts, engines, parameters, lambda: False)
         self.batches = list(batches)

@@ -345,13 +345,11 @@ def test_the_command_evaluates_with_vllm_and_finds_the_usual_pass_rate(tmp_path)
     assert abs(json.loads(log.read_text())["pass_rate"] - 0.12) < 0.04
 
 
-def test_vllm_is_taken_for_gpus_if_it_is_installed_and_it_alone_splits_a_model(monkeypatch):
-    made = lambda *devices, **flags: engine_settings(Settings(**flags), devices, "model", None)
+def test_vllm_is_taken_for_gpus_if_it_is_installed(monkeypatch):
+    made = lambda device, **flags: engine_settings(Settings(**flags), device, "model", None)
     for installed, on_a_gpu in ("it is", "vllm"), (None, "torch"):
         monkeypatch.setattr("importlib.util.find_spec", lambda _, found=installed: found)
         assert (made("cpu").engine, made("cuda:1").engine) == ("torch", on_a_gpu)
-    with pytest.raises(ValueError, match="only vLLM splits"):
-        made("cuda:0", "cuda:1", engine="torch")
     with pytest.raises(ValueError, match="not installed; `pip install -r requirements-vllm.txt`"):
         made("cuda:0", engine="vllm")
     halves = made("cuda:0", slots=None), made("cuda:0", slots=9), made("cpu", slots=None)
@@ -370,7 +368,7 @@ def test_on_a_gpu_vllm_sizes_its_own_cache(monkeypatch, asked, free, share):
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (free, 80))
     options = '{"attention_backend": "TRITON_ATTN"}'
     chosen = Settings(engine="vllm", slots=77, generator_memory=asked, vllm_options=options)
-    settings = engine_settings(chosen, ("cuda:0",), "model", decoding())
+    settings = engine_settings(chosen, "cuda:0", "model", decoding())
     with pytest.raises(NoEngine):
         vllm_engine.make_llm_engine(settings, 8192)
     given = arguments.call_args.kwargs

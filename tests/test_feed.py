@@ -129,30 +129,25 @@ def test_a_generator_that_stops_or_dies_in_the_middle_of_a_report_is_seen(sent):
 
 
 class Tells:
-    """The name of an engine. A generator that asks for it says what it sees, and of what its engine
-    would be made."""
+    """Parameters. A generator that has a GPU locks their memory first, and says what it sees."""
 
-    def __eq__(self, _):
+    def pin(self):
         settings = sys._getframe(1).f_locals["settings"]
-        raise RuntimeError(f"{os.environ['CUDA_VISIBLE_DEVICES']} as {settings.devices}")
+        raise RuntimeError(f"{os.environ['CUDA_VISIBLE_DEVICES']} as {settings.device}")
 
 
 @pytest.mark.parametrize(
-    "visible, devices, seen, seen_as",
-    [
-        ("", ("cuda:2",), "2", ("cuda:0",)),
-        ("4,GPU-a1b2,6", ("cuda:1", "cuda:2"), "GPU-a1b2,6", ("cuda:0", "cuda:1")),
-    ],
+    "visible, device, seen", [("", "cuda:2", "2"), ("4,GPU-a1b2", "cuda:1", "GPU-a1b2")]
 )
-def test_a_generator_is_started_among_its_own_gpus(monkeypatch, visible, devices, seen, seen_as):
+def test_a_generator_sees_its_own_gpu_alone(monkeypatch, visible, device, seen):
     """The trainer sees all of them."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     before = dict(os.environ)
-    engine = EngineSettings("model", devices, "float32", 1, 8, None, engine=Tells())
-    generator = start_generator(0, engine, None)
+    engine = EngineSettings("model", device, "float32", 1, 8, None)
+    generator = start_generator(0, engine, Tells())
     assert dict(os.environ) == before
-    assert generator.process.name.endswith(",".join(devices))
-    assert f"{seen} as {seen_as}" in generator.reports.get(timeout=300).error
+    assert generator.process.name.endswith(device)
+    assert f"{seen} as cuda:0" in generator.reports.get(timeout=300).error
     generator.close()
 
 
@@ -378,7 +373,7 @@ def test_a_replacement_that_cannot_be_started_ends_the_run_and_says_why(monkeypa
     feed.generators[1].process.dead = True
     context = SimpleNamespace(Queue=full)
     monkeypatch.setattr(core.generators.multiprocessing, "get_context", lambda _: context)
-    engine = EngineSettings("model", ("cpu",), "float32", 1, 8, None)
+    engine = EngineSettings("model", "cpu", "float32", 1, 8, None)
     feed._start = lambda number: start_generator(number, engine, None)
     assert feed.batch(2) is None
     why = r"generator 1 on cpu cannot be started \(\[Errno 28\] No space left.*is /dev/shm full"

@@ -24,7 +24,8 @@ def test_smollm2_is_read_taught_and_trained(here, capsys):
     exec(re.search(r"<<'END'\n(.*?)END\n", page, re.S)[1], {})
 
     # It is asked.
-    flags = "--model models/smollm2 --defaults short --temperature 0 --max-length 16".split()
+    short = "--thinking-budget 12 12 --answer-budget 4 --length-control penalty"
+    flags = f"--model models/smollm2 --defaults short --temperature 0 {short}".split()
     assert run_generate([*flags, "--prompt", "What is the capital of France?"]) == 0
     assert "reply   | The capital of France is Paris.<|im_end|>" in capsys.readouterr().out
 
@@ -33,7 +34,7 @@ def test_smollm2_is_read_taught_and_trained(here, capsys):
     assert imitate.main([*flags.split(), "--out", "taught"]) == 0
 
     # It is trained, with settings that suit it.
-    flags = f"--model taught --data {TASK} --max-length 16 --steps 2 --name smollm2"
+    flags = f"--model taught --data {TASK} {short} --steps 2 --name smollm2"
     sizes = "--prompts-per-step 2 --completions-per-prompt 4 --train-prompts 20"
     validation = "--validation-problems 2 --validation-every 2 --one-process"
     run_train([*flags.split(), *sizes.split(), *validation.split()])

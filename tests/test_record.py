@@ -100,7 +100,7 @@ def test_the_clock_of_training_stands_in_validations_and_goes_on_when_a_run_is_r
 ):
     """But generators that go on with what is under way in a validation are not free: here one of
     two GPUs."""
-    record = new_record(devices=3, tensor_parallel=2)
+    record = new_record(devices=3)
     compute = record.compute
     assert compute.seconds == 0
     compute.started, clock.now, record.feed.busy_seconds = 100.0, 110.0, 5.5
@@ -113,7 +113,7 @@ def test_the_clock_of_training_stands_in_validations_and_goes_on_when_a_run_is_r
     # The step takes 11 seconds of training. What was busy in the validation is not of this step.
     assert line["generator_idle_fraction"] == 1 - 5.5 / 11
     assert line["coverage"] == 2 / 4  # a sum that is not of one age
-    before = 3 * 11.0 + 2 * 4.0
+    before = 3 * 11.0 + 4.0
     assert line["compute_device_hours"] * 3600 == pytest.approx(before)
     state = record.state() | {"step": 1}
     compute.ended = clock.now

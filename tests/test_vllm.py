@@ -4,18 +4,14 @@ engine is in test_engines.py."""
 import pytest
 from conftest import make_models
 from faults import ROOT, log, python
-from sampling import DEVICE, needs_vllm, samples_takes_updates_validates_and_stops, settings_of
+from sampling import needs_vllm, samples_takes_updates_validates_and_stops, settings_of
 
 pytestmark = [needs_vllm, pytest.mark.slow]
 
 
-@pytest.mark.parametrize("kind, devices", [("qwen3-moe", 1), ("llama", 2)])
-def test_a_generator_process_with_experts_or_with_tensor_parallelism(tmp_path, kind, devices):
-    """Samples, takes updates, validates, stops: with the parameters of a mixture of experts, and
-    with a model split over two workers."""
-    folder = make_models(tmp_path, head_dim=32)[kind]
-    names = tuple("cpu" if DEVICE == "cpu" else f"cuda:{i}" for i in range(devices))
-    samples_takes_updates_validates_and_stops(settings_of(folder, "vllm", devices=names))
+def test_a_generator_process_with_experts_samples_takes_updates_validates_and_stops(tmp_path):
+    folder = make_models(tmp_path, head_dim=32)["qwen3-moe"]
+    samples_takes_updates_validates_and_stops(settings_of(folder, "vllm"))
 
 
 @pytest.mark.parametrize(
