@@ -126,7 +126,7 @@ def fit_logs(
             try:
                 fit = fit_series(series, *how)
             except ValueError as error:
-                unfit.append("; ".join([f"{path}: {series.y_name}: {error}", *series.notes[1:]]))
+                unfit.append(f"{path}: {series.y_name}: {error}")
                 continue
             variants.setdefault(name or series.name, []).append(fit)
     return variants, unfit

@@ -1,5 +1,5 @@
 """How public runs end beside their forecasts, and which warnings foretell errors: the figures of
-docs/fitting.md, and docs/public_runs.csv with a line for each run.
+docs/fitting.md.
 
     python benchmarks/public_runs.py CLONES
 
@@ -10,6 +10,7 @@ The repositories are cloned into the folder CLONES, if they are not there.
 
 import csv
 import io
+import itertools
 import json
 import pickle
 import re
@@ -40,7 +41,6 @@ FITS = {}  # of `early_fit`
 class Forecast:
     """What the first part of a run said of the mean of its last three points."""
 
-    came: float
     errors: np.ndarray  # of the forecast, the sigmoid, the power law and the last value
     inside: bool  # whether it came inside the 95 % interval
     warnings: list[str]  # kinds, of the fit of the first part
@@ -128,7 +128,7 @@ def forecast(series: Series, part: float) -> Forecast | None:
     low, high = test["interval"]
     errors = np.array([test[name] - test["came"] for name in FORECASTERS])
     kinds = [warning.kind for warning in early.warnings]
-    return Forecast(test["came"], errors, low <= test["came"] <= high, kinds)
+    return Forecast(errors, low <= test["came"] <= high, kinds)
 
 
 def is_foreseeable(series: Series) -> bool:
@@ -137,23 +137,6 @@ def is_foreseeable(series: Series) -> bool:
         return not fit_sigmoid(series.x, series.y).fell
     except ValueError:
         return False
-
-
-def write_runs(path: Path, runs: list[tuple[dict, Series]]) -> None:
-    """A line for each run: the outcome, and the errors of the forecasts from its first half."""
-    names = ("repository", "commit", "folder", "file", "y", "where", "kind")
-    with path.open("w", newline="") as file:
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow([*names, "points", "outcome", *FORECASTERS, "warnings"])
-        for log, series in runs:
-            found = forecast(series, 1 / 2)
-            figures = [""] * (len(FORECASTERS) + 2)
-            if found:
-                errors = [f"{error:+.3f}" for error in found.errors]
-                figures = [f"{found.came:.3f}", *errors, "; ".join(found.warnings)]
-            place = [log[name] for name in names]
-            place[4] = log["y"] and series.name
-            table.writerow([*place, len(series.x), *figures])
 
 
 def error_rows(runs: list[Series]) -> list[dict]:
@@ -216,23 +199,16 @@ def warning_rows(runs: list[Series], parts: tuple[float, ...]) -> list[dict]:
 # --- going on -------------------------------------------------------------------------------------
 
 
-def early_fits(runs: list[Series], names: list[str]):
-    """(part, run, fit) of the parts of these names that can be fitted."""
-    for name in names:
-        for series in runs:
-            try:
-                fit = early_fit(series, PARTS[name])
-            except ValueError:
-                continue
-            yield name, series, fit
-
-
 def stop_rows(runs: list[Series]) -> list[dict]:
     """How often going on is called hardly worth it, and how often that is wrong."""
     names = ["a quarter", "a third", "a half"]
     fits = dict.fromkeys(names, 0)
     gains = {name: [] for name in names}
-    for name, series, fit in early_fits(runs, names):
+    for name, series in itertools.product(names, runs):
+        try:
+            fit = early_fit(series, PARTS[name])
+        except ValueError:
+            continue
         fits[name] += 1
         if gain_of_twice(fit)["interval"][1] < LITTLE:
             gains[name].append(gain_at_twice(series, int(np.sum(series.x <= fit.C_max))))
@@ -263,7 +239,6 @@ def gain_at_twice(series: Series, n: int) -> float:
 def main() -> None:
     (clones,) = sys.argv[1:]
     runs = public_runs(Path(clones))
-    write_runs(common.ROOT / "docs" / "public_runs.csv", runs)
     good = {
         kind: [series for log, series in runs if log["kind"] == kind and is_foreseeable(series)]
         for kind in ("validation", "training")

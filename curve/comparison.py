@@ -277,34 +277,31 @@ def compare(variants: tuple[str, str], groups: Groups) -> Comparison:
     """The comparison of two variants: their names, and the list of Fits of each. `standing` Fits
     count."""
     groups = [standing(fits) for fits in groups]
-    unknown, no_ceiling = (
-        " and ".join(
-            variant
-            for variant, fits in zip(variants, groups)
-            if not all(getattr(fit, known) for fit in fits)
-        )
-        for known in ("comparable", "identified")
+    of_those_not = lambda known: " and ".join(
+        variant
+        for variant, fits in zip(variants, groups)
+        if not all(getattr(fit, known) for fit in fits)
     )
+    unknown, no_ceiling = of_those_not("comparable"), of_those_not("identified")
     C = min(fit.C_max for fits in groups for fit in fits)
-    ceilings = efficiency = None
-    numbers = ""
     if unknown:
         kind, ahead, gap = decide_by_heights(groups, C)
+        efficiency = None
     else:
-        gap = ceilings = difference_of_ceilings(*groups)
-        kind, ahead, efficiency = decide(groups, ceilings)
+        gap = difference_of_ceilings(*groups)
+        kind, ahead, efficiency = decide(groups, gap)
     winner, other = variants[::ahead] if ahead else (None, None)
     verdict = VERDICTS[kind].format(winner=winner, C=C, unknown=unknown)
 
+    numbers = ""
     if efficiency:
-        numbers = reasons(ceilings, efficiency, no_ceiling)
+        numbers = reasons(gap, efficiency, no_ceiling)
     elif ahead:
         low, value, high = sorted(ahead * np.array(gap))
-        lead = f"at least {low:.3f}" if no_ceiling and ceilings else with_interval(value, low, high)
-        seen = "its A" if ceilings else "its curve"
-        numbers = f"{seen} lies {lead} above that of {other}"
-    if no_ceiling:
-        ceilings = None
+        only_low = no_ceiling and not unknown
+        lead = f"at least {low:.3f}" if only_low else with_interval(value, low, high)
+        numbers = f"its {'curve' if unknown else 'A'} lies {lead} above that of {other}"
+    ceilings = None if no_ceiling else gap
     return Comparison(variants, kind, winner, verdict, numbers, ceilings, efficiency)
 
 

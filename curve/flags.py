@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import get_args, get_origin
 
 HELP = {"-h", "--help"}
-TYPE_NAMES = {str: "TEXT", int: "N", float: "X", Path: "PATH"}  # as the help shows them
+# As the help and the errors show them.
+TYPE_NAMES = {str: "TEXT", int: "WHOLE_NUMBER", float: "NUMBER", Path: "PATH"}
 
 
 def option(default=dataclasses.MISSING, help: str = "", **others):
@@ -85,6 +86,7 @@ def _parser(
 ) -> argparse.ArgumentParser:
     """values: the defaults that the help shows; of the other fields it shows those of the field."""
     parser = argparse.ArgumentParser(
+        usage="%(prog)s [FLAG ...]",
         description=description,
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,  # so the namespace holds only the flags that were given
@@ -92,8 +94,6 @@ def _parser(
     )
     parser.error = _raise
     _add_fields(parser, kind, values or {}, presets or {})
-    module = sys.modules["__main__"].__spec__  # of python -m; a script has none
-    parser.usage = f"{'python -m ' + module.name if module else parser.prog} [FLAG ...]"
     return parser
 
 
@@ -143,11 +143,12 @@ def _add_fields(parser: argparse.ArgumentParser, kind: type, values: dict, prese
         if type(None) in members:
             words.append("None")
         types = [member for member in members if member in TYPE_NAMES]
+        valid = "|".join([*words, *map(TYPE_NAMES.get, types)])
         group.add_argument(
             flag(field.name),
-            metavar="|".join([*words, *map(TYPE_NAMES.get, types)]),
+            metavar=valid,
             help=help,
-            type=partial(_read, words=words, types=types),
+            type=partial(_read, words=words, types=types, valid=valid),
             nargs=number,
             const=number == "?" or None,
         )
@@ -169,17 +170,15 @@ def _members(kind) -> list:
     return [*dict.fromkeys(members)]
 
 
-def _read(text: str, words: list[str], types: list[type]):
-    """The value of a text that is one of these words, or else of one of these types."""
+def _read(text: str, words: list[str], types: list[type], valid: str):
+    """The value of a text that is one of these words, or else of one of these types. valid: what an
+    error says of them."""
     if text in words:
         return None if text == "None" else text
     for convert in types:
         with contextlib.suppress(ValueError):
             return convert(text)
-    numbers = {int: "a whole number", float: "a number"}
-    valid = [*words, *map(numbers.get, types)]
-    one_of = "one of " if len(valid) > 1 else ""
-    raise argparse.ArgumentTypeError(f"{text!r} is not {one_of}{', '.join(valid)}")
+    raise argparse.ArgumentTypeError(f"{text!r} is not {valid}")
 
 
 # --- Commands -------------------------------------------------------------------------------------

@@ -133,10 +133,8 @@ def _draw_variants(axes, variants: Variants, comparisons: Sequence[Comparison]) 
         axes.plot([], [], color=f"C{i}", label=textwrap.fill(text, LABEL_WIDTH))
         for fit in seeds:
             _draw_seed(axes, fit, f"C{i}")
-    first, *others = variants
-    named = variants if len(others) < 2 else (first, f"{len(others)} others")
-    title = f"Pass rate over compute: {' and '.join(named)} ({len(fits)} runs)"
-    axes.set_title(title, fontsize=10, wrap=True)
+    title = f"Pass rate over compute: {len(variants)} variants, {len(fits)} runs"
+    axes.set_title(title, fontsize=10)
 
 
 def _draw_seed(axes, fit: Fit, color: str) -> None:

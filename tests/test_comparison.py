@@ -181,14 +181,6 @@ def test_the_scatter_of_seeds_is_no_difference(seeds):
 # --- the scatter of seeds -------------------------------------------------------------------------
 
 
-def test_what_the_scatter_of_A_does_to_B_and_C_mid_counts(monkeypatch):
-    """With a small gain B follows A."""
-    small = fits_of(range(3), A=0.4, noise=0.002)
-    wider = compared(small, small).efficiency["B_ratio"]
-    monkeypatch.setattr(comparison, "SCATTER_OF_A", 0.0)
-    assert np.ptp(wider) > 1.2 * np.ptp(compared(small, small).efficiency["B_ratio"])
-
-
 def test_three_seeds_show_how_much_seeds_scatter(monkeypatch):
     """Their scatter counts more than the default, which counts as half a degree of freedom."""
     t = 3.714783  # 4.5 degrees of freedom, three intervals at once
@@ -200,7 +192,10 @@ def test_three_seeds_show_how_much_seeds_scatter(monkeypatch):
     assert compared(seeds, seeds).A_difference == pytest.approx((0, -half, half), abs=1e-5)
 
     alike = [fit] * 3
+    small = fits_of(range(3), A=0.4, noise=0.002)
+    wider = compared(small, small).efficiency["B_ratio"]  # with a small gain B follows A
     monkeypatch.setattr(comparison, "SCATTER_OF_A", 0.0)
+    assert np.ptp(wider) > 1.2 * np.ptp(compared(small, small).efficiency["B_ratio"])
     ratios = compared(alike, alike).efficiency
     for name, scatter in (("B_ratio", 0.02), ("C_mid_ratio", 0.05)):
         half = t * np.sqrt(scatter**2 * 0.5 / 4.5 * 2 / 3)

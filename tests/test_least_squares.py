@@ -50,6 +50,8 @@ def test_random_curves_are_fitted():
         y = (exact, np.round(exact, 2), noisy)[i % 3]
         if np.ptp(y[1:]) > 0:
             require_estimates_inside(fit_sigmoid(x, y), i)
+            # No curve is nearer to the points, so the true one is not either.
+            assert fit_sigmoid(x, y, "free").squares <= np.square(y - exact).sum() + 1e-9, i
 
 
 def test_a_first_point_off_the_curve_does_not_give_R0():
