@@ -260,7 +260,7 @@ a.jsonl | {"prompt": "x\n<think>", "answer": "1"} | line 1: '<think>' is no part
 a.jsonl | {"problem": "x", "options": ["3", "4"], "answer": "C"} | the answer 'C' names 0 of
 a.csv | problem,choices,answer//x,"[""1"", ""0""]",1 | line 2: the answer '1' names 1 of
 a.jsonl | {Q, "solution": "def double(x):\n    return 2 * x"} | line 1: .* long text or a sentence
-a.jsonl | {Q, "answer": "The answer is first 3, then 4 and 5 more."} | line 1: .* a sentence
+a.jsonl | {Q, "answer": "The answer is first 3, then it is 4."} | line 1: .* a sentence
 a.jsonl | {"problem": "x", "context": {"title": ["a"]}, "answer": "1"} | 'context' holds no text
 a.jsonl | {"prompt": "<|user|>x<|assistant|>", "answer": "1"} | line 1: '<.user.>' is no part
 a.jsonl | {Q, "decoded_image": "a.png", "answer": "1"} | line 1: column 'decoded_image' holds no

@@ -67,13 +67,12 @@ def problem(text: str, answer: str, instruction: str | None = None) -> Problem:
     empty answer."""
     answer = after_thinking(answer).strip() or answer
     boxed, (*before, last) = last_boxed(answer), re.split(SAYS_ANSWER, answer)
-    said, sentence = (answer, answer) if boxed is None else (boxed, "")
-    if before and last_boxed(last) is None and (boxed is None or re.search(r"####.*\s*$", answer)):
-        said = re.split(ENDS_ANSWER, last.strip())[0].strip(" *")
-        sentence = f"{said}."
+    if before:
+        last = re.split(ENDS_ANSWER, last.strip())[0].strip(" *")
+    said = last if boxed is None else boxed
     if not said.strip():
         raise ValueError("the answer is empty")
-    if len(said) > LONGEST_ANSWER or re.search(SENTENCE, sentence):
+    if len(said) > LONGEST_ANSWER or said != boxed and re.search(SENTENCE, said):
         raise NoAnswer(
             f"the answer {said!r:.60} is a long text or a sentence, without ####, `The answer is`"
             " or a \\boxed{} that closes, and no reply repeats it"
@@ -601,16 +600,16 @@ def sums_of(tree, steps: set) -> tuple[int, int]:
     if isinstance(tree, str):
         return 0, 0
     sign, *parts = tree
-    (above, below), (above_2, below_2) = [*(sums_of(part, steps) for part in parts), (0, 0)][:2]
+    counts = [sums_of(part, steps) for part in parts]
     if sign == "/":
-        above_2, below_2 = below_2, above_2
-    if max(above + above_2, below + below_2) > 1 and sign in "*/":
-        steps.add("product of sums")
-    if sign == "^" and above + below and parts[1][0] != "/":  # no root
+        counts[1] = counts[1][::-1]
+    above, below = map(sum, zip(*counts))
+    is_power = sign == "^" and parts[1][0] != "/"  # no root
+    if max(above, below) > 1 and sign in "*/" or is_power and any(counts[0]):
         steps.add("product of sums")
     if sign in "+-":
         return 1, 0
-    return (above + above_2, below + below_2) if sign in ("*", "/", "negative") else (0, 0)
+    return (above, below) if sign in ("*", "/", "negative") else (0, 0)
 
 
 def compute(tree, point: dict, steps: set):
