@@ -283,16 +283,14 @@ def read_source(spec: Spec) -> Source:
             f"--data {spec.name}: this is for evaluation (generate.py --evaluate), not to be"
             " trained on; a file that is named itself may be trained on"
         )
-    source = Source(Path(spec.name).name, spec.weight, [], [], notes, apart)
-    for problem in problems:
-        part = source.validation if problem.held_out else source.train
-        part.append(problem)
+    train = [problem for problem in problems if not problem.held_out]
+    validation = [problem for problem in problems if problem.held_out]
     if "validation" in spec.options:
-        source.validation, more = read_held_out(spec)
+        validation, more = read_held_out(spec)
         notes += more
     if part_of("/".join(Path(spec.name).parts[-2:])) != "train":
         notes.insert(0, "! its name says that it is held out, and all but a tenth is for training")
-    return source
+    return Source(Path(spec.name).name, spec.weight, train, validation, notes, apart)
 
 
 def read_held_out(spec: Spec) -> tuple[list[Problem], list[str]]:
@@ -542,7 +540,7 @@ def letter_of(answer, choices: dict, first: str | None) -> str:
     if first:
         names = [[str(i + int(first))] for i in range(len(choices))]
     places = [i for i, each in enumerate(names) if text in each]
-    may_count = text.isdecimal() and int(text) <= len(choices) and text not in choices
+    may_count = text.isdecimal() and int(text) <= len(choices) and text not in map(str, choices)
     if len(places) != 1 or may_count and not first:
         raise mathematics.NoAnswer(
             f"the answer {answer!r:.60} names {len(places)} of the choices {choices}, if it is not"

@@ -269,8 +269,9 @@ def restrict_files(libc: ctypes.CDLL, version: int, folder: str) -> None:
 # system call. The numbers are those of x86-64. On other machines there is no filter.
 
 
-# Allowed with all arguments: a name and a number, again and again.
-WORDS = """
+# What is allowed: a name and a number; and with some values of an argument only, the argument's
+# place and these values.
+TABLE = """
     read 0  readv 19  pread64 17  write 1  writev 20  lseek 8  open 2  openat 257  close 3
     close_range 436  dup 32  dup2 33  dup3 292  getdents64 217  getcwd 79  stat 4  lstat 6  fstat 5
     newfstatat 262  statx 332  access 21  faccessat 269  faccessat2 439  readlink 89  readlinkat 267
@@ -286,33 +287,32 @@ WORDS = """
 
     time 201  gettimeofday 96  nanosleep 35  times 100  getrusage 98  sysinfo 99  uname 63
     getrandom 318  getpid 39  gettid 186  getuid 102  geteuid 107  getgid 104  getegid 108
-""".split()
-# Allowed with some values of an argument only: name, number, the argument's place, its values.
-CHECKED = """
-    fcntl             72  1  0 1 2 3 1030  # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC
+
+    fcntl 72 at 1: 0 1 2 3 1030  # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC
     # TCGETS, TCGETS2, TIOCGWINSZ: is it a terminal, how large; FIOCLEX, FIONCLEX, FIONBIO.
-    ioctl             16  1  0x5401 0x802C542A 0x5413 0x5451 0x5450 0x5421
-    clone             56  0  0x3D0F00 0x7D0F00  # what glibc and musl start a thread with
-    clone3            435 0  # a filter cannot see its flags
-    futex             202 1  0 1 128 129 131 9 137 265 393  # FUTEX_LOCK_PI, 6, names a process
-    prlimit64         302 0  0  # of this process
-    sched_getaffinity 204 0  0  # of this process
+    ioctl 16 at 1: 0x5401 0x802C542A 0x5413 0x5451 0x5450 0x5421
+    clone 56 at 0: 0x3D0F00 0x7D0F00  # what glibc and musl start a thread with
+    clone3 435 at 0:  # a filter cannot see its flags
+    futex 202 at 1: 0 1 128 129 131 9 137 265 393  # FUTEX_LOCK_PI, 6, names a process
+    prlimit64 302 at 0: 0  # of this process
+    sched_getaffinity 204 at 0: 0  # of this process
     # Larger clocks are the processor time of another process.
-    clock_gettime     228 0  0 1 2 3 4 5 6 7 8 9 10 11
-    clock_getres      229 0  0 1 2 3 4 5 6 7 8 9 10 11
-    clock_nanosleep   230 0  0 1 2 3 4 5 6 7 8 9 10 11
-    arch_prctl        158 0  0x1002  # ARCH_SET_FS: where a thread has its variables
+    clock_gettime 228 at 0: 0 1 2 3 4 5 6 7 8 9 10 11
+    clock_getres 229 at 0: 0 1 2 3 4 5 6 7 8 9 10 11
+    clock_nanosleep 230 at 0: 0 1 2 3 4 5 6 7 8 9 10 11
+    arch_prctl 158 at 0: 0x1002  # ARCH_SET_FS: where a thread has its variables
     # asyncio wakes itself through a pair of sockets. Streams know each other only; datagrams would
     # reach other sockets.
-    socketpair        53  0  1
-    socketpair        53  1  0x80001
-    sendto            44  5  0  # to no address
+    socketpair 53 at 0: 1
+    socketpair 53 at 1: 0x80001
+    sendto 44 at 5: 0  # to no address
 """
 # By name: the number, and the allowed values by the argument's place.
-CALLS = {name: (int(number), {}) for name, number in zip(WORDS[::2], WORDS[1::2])}
-for name, number, place, values in re.findall(r"(?m)^ +(\w+) +(\d+) +(\d)([^#\n]*)", CHECKED):
-    allowed = [int(value, 0) for value in values.split()]
-    CALLS.setdefault(name, (int(number), {}))[1][int(place)] = allowed
+CALLS = {}
+for name, number, place, values in re.findall(r"([a-z]\w*) (\d+)(?: at (\d):([^#\n]*))?", TABLE):
+    _, checks = CALLS.setdefault(name, (int(number), {}))
+    if place:
+        checks[int(place)] = [int(value, 0) for value in values.split()]
 # Refused as if the kernel lacked them: the C library does without.
 NOT_THERE = ("clone3", "sched_getaffinity")
 

@@ -5,6 +5,7 @@ import random
 
 import pytest
 import torch
+from programs import rows
 
 from core.model import load_model, load_tokenizer
 from data import Problem, is_held_out
@@ -20,23 +21,22 @@ def test_the_problems_are_those_that_all_published_runs_had():
 
 
 VERDICTS = f"""
-right 9+3+0=12;</think>12882
-right </think>12882
-right 9+3+0=1{make_base.TIME_IS_UP}</think>12882
-wrong 12882
-wrong 9+3</think>12882</think>12882
-wrong 9+3</think>012882
-wrong 9+3</think>12883
-wrong 9+3</think>12882;
-wrong </think>
+right | 9+3+0=12;</think>12882
+right | </think>12882
+right | 9+3+0=1{make_base.TIME_IS_UP}</think>12882
+wrong | 12882
+wrong | 9+3</think>12882</think>12882
+wrong | 9+3</think>012882
+wrong | 9+3</think>12883
+wrong | 9+3</think>12882;
+wrong | </think>
 """
 
 
 def test_verdicts():
     problem = Problem("4729+8153=", "12882", arithmetic.__name__)
-    for line in VERDICTS.strip().split("\n"):
-        verdict, _, completion = line.partition(" ")
-        assert arithmetic.score(problem, completion) is (verdict == "right"), line
+    for verdict, completion in rows(VERDICTS):
+        assert arithmetic.score(problem, completion) is (verdict == "right"), completion
 
 
 def test_clean_traces_lead_to_the_sum_and_noisy_ones_to_what_they_say():
@@ -46,9 +46,8 @@ def test_clean_traces_lead_to_the_sum_and_noisy_ones_to_what_they_say():
         a, b = arithmetic.draw(rng, rng.randint(1, 6), held_out=False)
         assert make_base.trace(a, b, rng)[1] == str(a + b)
         thinking, answer = make_base.trace(a, b, rng, wrong=0.3, ramble=0.5)
-        results = [step[-2:] for step in thinking.split(";")[: len(str(a))]]
-        written = results[-1] + "".join(result[1] for result in results[-2::-1])
-        assert answer == str(int(written))
+        first, *others = [step[-2:] for step in thinking.split(";")[: len(str(a))]][::-1]
+        assert int(answer) == int(first + "".join(result[1] for result in others))
         wrong += answer != str(a + b)
     assert 200 < wrong < 450
 
@@ -61,14 +60,14 @@ def test_an_example_is_of_no_held_out_problem_and_teaches_the_answer_but_not_the
     for i in range(2000):
         ids, labels = make_base.example(tokenizer, rng, noisy=i % 2 == 0)
         assert not is_held_out(tokenizer.decode(ids).partition("=")[0])
-        forced = {*range(ids.index(think) + 1)}
+        start, wanted = ids.index(think) + 1, [*ids]
+        wanted[:start] = start * [-100]
         if phrase[0] in ids:
             at = ids.index(phrase[0])
             assert ids[at : at + 2] == phrase
-            forced |= {at, at + 1}
+            wanted[at : at + 2] = [-100, -100]
             seen += 1
-        assert labels == [-100 if t in forced else ids[t] for t in range(len(ids))]
-        assert ids[-1] == tokenizer.eos_token_id
+        assert labels == wanted and ids[-1] == tokenizer.eos_token_id
     assert seen
 
 

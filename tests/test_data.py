@@ -34,17 +34,16 @@ def records(number: int, start: int = 0) -> list[dict]:
 
 def write(path: Path, made: list[dict]) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix == ".jsonl":
-        path.write_text("\n".join(map(json.dumps, made)))
-    elif path.suffix == ".json":
-        path.write_text(json.dumps(made))
+    table = pyarrow.Table.from_pylist(made)
+    if path.suffix == ".csv":
+        pyarrow.csv.write_csv(table, path)
+    elif path.suffix == ".parquet":
+        pyarrow.parquet.write_table(table, path)
     elif path.suffix == ".arrow":
-        table = pyarrow.Table.from_pylist(made)
         with pyarrow.ipc.new_stream(str(path), table.schema) as stream:
             stream.write_table(table)
     else:
-        save = pyarrow.csv.write_csv if path.suffix == ".csv" else pyarrow.parquet.write_table
-        save(pyarrow.Table.from_pylist(made), path)
+        path.write_text("\n".join(map(json.dumps, made)))
     return str(path)
 
 
@@ -86,12 +85,11 @@ def squares(tmp_path, monkeypatch):
 
 def test_every_format_gives_the_same_problems(tmp_path):
     odd = {"problem": 'A "quoted", two-\nline\u2028 prompt: π?', "answer": "\\frac{1}{2}"}
-    long = {"problem": "?" * 200_000, "answer": "1"}
-    made = [odd, long, *records(98)]
+    made = [odd, {"problem": "?" * 200_000, "answer": "1"}, *records(98)]
+    wanted = {row["problem"]: row["answer"] for row in made}
     for suffix in FORMATS:
         problems, _ = read(write(tmp_path / f"mine{suffix}", made))
-        answers = {problem.text: problem.answer for problem in problems}
-        assert answers == {row["problem"]: row["answer"] for row in made}
+        assert {problem.text: problem.answer for problem in problems} == wanted
 
 
 def test_a_column_of_tests_makes_programming_problems(tmp_path, monkeypatch):
@@ -317,20 +315,18 @@ def test_no_command_evaluates_on_what_another_one_trains_on(tmp_path, squares):
     names = [file, str(tmp_path / "parts"), f"{file},validation={apart}", "squares", "arithmetic"]
     names += ["gym:prime_factorization,max_value=300", "gym:products"]
     rng = random.Random(0)
-    texts = lambda problems: {
-        re.split(r"\s*\n\n(?=Think|Reply|Please)", problem.prompt)[0] for problem in problems
-    }
+    texts = lambda problems: {problem.text or problem.prompt for problem in problems}
     for name in names:
         head, comma, options = name.partition(",")
         trained, held_out = set(), set()
         for _ in range(4):
             wanted = "answer" if name == "arithmetic" else rng.choice(["answer", "solution"])
-            instruction = rng.choice([None, "", "Think.", "Reply in one line."])
-            number, train = rng.choice([1, 20, 64, 128, 400]), rng.choice([40, 300])
+            instruction = rng.choice([None, "", "Think."])
+            number, train = rng.choice([1, 64, 128, 400]), rng.choice([40, 300])
             arguments = [f"{head}:3{comma}{options}", file]
             first, other = load_data(arguments, train, number, instruction, wanted)
             trained |= texts(first.train + other.train)
-            evaluated = load_evaluation(name, number, rng.choice([instruction, "Think."]))
+            evaluated = load_evaluation(name, number, "Be brief.")
             held_out |= texts(first.validation + evaluated.validation)
         assert trained and held_out and not trained & held_out, name
 
@@ -343,17 +339,15 @@ def test_what_is_held_out_depends_on_the_text_alone_in_any_spelling(tmp_path):
     keys = lambda problems: [problem.key for problem in problems]
     assert keys(turned.validation) == keys(source.validation[:5])
     assert keys(turned.train) == keys(source.train[:40])
-    assert len(source.validation) == 20 and len(source.train) == 400
     assert {problem.answer for problem in turned.train} != {str(i + 1) for i in range(40)}
     evaluated = load_evaluation(path, 1000)
     assert evaluated.validation[:20] == source.validation
     assert "1000 problems for validation were asked for" in evaluated.notes[-1]
     # A sum has a checksum of its own, whatever task asks.
-    sums = [problem.prompt for problem in arithmetic.problems("validation", 300)]
-    spaced = [each.prompt.replace("+", " + ") for each in arithmetic.problems("train", 300)]
-    made = [{"problem": text, "answer": "1"} for text in sums + spaced]
-    source = load(write(tmp_path / "sums.jsonl", made))
-    assert {problem.text for problem in source.validation} == {*sums}
+    ours = [arithmetic.problems(split, 300) for split in ("validation", "train")]
+    sums = [{"problem": each.prompt.replace("+", " + "), "answer": "1"} for each in sum(ours, [])]
+    source = load(write(tmp_path / "sums.jsonl", sums))
+    assert {*keys(source.validation)} == {*keys(ours[0])}
 
 
 SAME = """
@@ -363,12 +357,15 @@ A café: is 12  +\n1 it  ?
 """  # one problem
 
 
-def test_texts_that_differ_in_spaces_and_line_ends_alone_are_one_problem(tmp_path):
-    apart = ["find x", "find X", "10^2", "102", "10²", "10, 200", "10,200", r"\Delta", r"\delta"]
-    apart += ["2ˣ", "2x", "11/2", "1 1/2", "52 + 1", "5² + 1", "aB", "Ab", "x$1", "x1"]
-    assert len({*map(one_spelling, apart)}) == len(apart)
-    assert len({*map(one_spelling, SAME.split(";"))}) == 1
-    made = [{"problem": text, "answer": str(i)} for i, text in enumerate("3;4; 3\n".split(";"))]
+APART = r"""
+find x;find X;10^2;102;10²;10, 200;10,200;\Delta;\delta;2ˣ;2x;11/2;1 1/2;52 + 1;5² + 1;aB;Ab;x$1;x1
+"""
+
+
+def test_texts_that_differ_in_their_spelling_alone_are_one_problem(tmp_path):
+    for texts, number in ((APART, 19), (SAME, 1)):
+        assert len({*map(one_spelling, texts.split(";"))}) == number
+    made = [{"problem": text, "answer": str(i)} for i, text in enumerate(["3", "4", " 3\n"])]
     made += [{"problem": "3", "answer": "0", "system": "S"}]  # with another prompt it is another
     problems, notes = read(write(tmp_path / "a.jsonl", made))
     assert sorted(problem.answer for problem in problems) == ["0", "0", "1"]
@@ -488,17 +485,18 @@ def test_known_data_sets_are_trained_and_evaluated_on_by_name(hub, name):
 def test_any_data_set_of_the_hub_and_any_folder_can_be_named(hub, tmp_path):
     assert load("openai/gsm8k").name == "gsm8k"
     folder = tmp_path / "folder"
+    answers = lambda name: {each.answer for each in load_evaluation(name, 9).validation}
     write(folder / "algebra.jsonl", records(40))
     write(folder / "a" / "dataset_info.json", [{"features": "x"}])  # as save_to_disk does
     write(folder / "a" / "train.arrow", records(40, start=50))
     source = load(str(folder))
     assert len(source.train + source.validation) == 80
-    write(folder / "valid" / "a.json", records(10, start=100))
-    by_its_word = load_evaluation(str(folder), 10).validation
-    assert {problem.answer for problem in by_its_word} == {str(i) for i in range(101, 111)}
-    assert load(f"{folder}/algebra.jsonl,validation={folder}").validation == by_its_word
-    write(folder / "test" / "train.csv", records(10, start=200))
-    assert load_evaluation(str(folder), 10).validation[0].answer > "200", "test before val"
+    write(folder / "valid" / "a.json", records(2, start=100))
+    apart = f"{folder}/algebra.jsonl,validation={folder}"
+    assert answers(str(folder)) == answers(apart) == {"101", "102"}
+    assert {each.answer for each in load(apart).validation} == {"101", "102"}
+    write(folder / "test" / "train.csv", records(2, start=200))
+    assert answers(str(folder)) == {"201", "202"}, "test before val"
     write(folder / "held_out" / "a.jsonl", [{"instruction": "Add."}] * 3)
     assert "! 3 records are not held apart" in load(str(folder)).notes[-2]
     with pytest.raises(ValueError, match="no file of records below other/"):
@@ -513,21 +511,21 @@ TRAIN = "all trainset latest contest values device None"
 
 def test_what_a_path_or_a_split_calls_held_out_is_never_trained_on(tmp_path):
     made, apart = records(40), records(3, start=40)
-    texts = {row["problem"] for row in apart}
+    texts = lambda problems: {problem.text for problem in problems}
+    wanted = {row["problem"] for row in apart}
     for name in [*HELD_OUT.split(), *TRAIN.split()]:
         folder, is_apart = tmp_path / name, name in HELD_OUT.split()
         write(folder / "train.jsonl", made + apart * is_apart)
         write(folder / f"{name}/train.jsonl", apart)
-        own = [row | {"split": "a"} for row in apart]
-        lists = write(tmp_path / "lists.json", {"train": made, name: own})
         split = made + [
             row | {"Split": name} for row in apart
         ]  # the first ones have no such column
-        for argument in (str(folder), lists, write(tmp_path / "split.jsonl", split)):
-            source = load(argument)
-            assert {problem.text for problem in source.train}.isdisjoint(texts) is is_apart, name
-            evaluated = {problem.text for problem in load_evaluation(argument, 9).validation}
-            assert (evaluated == texts) is is_apart, name
+        lists = tmp_path / "lists.json"
+        lists.write_text(json.dumps({"train": made, name: [row | {"split": "a"} for row in apart]}))
+        for argument in (folder, lists, write(tmp_path / "split.jsonl", split)):
+            trained = texts(load(str(argument)).train)
+            evaluated = texts(load_evaluation(str(argument), 9).validation)
+            assert trained.isdisjoint(wanted) is (evaluated == wanted) is is_apart, name
     for name in ("a/my_test.jsonl", "test/a.jsonl"):  # a file that is named itself
         assert "! its name says" in load(write(tmp_path / name, made)).notes[0]
 

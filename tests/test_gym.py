@@ -31,6 +31,7 @@ right |  <think>7</think>⏎A⏎
 right | It is <answer>A</answer>.
 wrong | It is A.
 wrong | <answer>7</answer>
+wrong | LONG
 wrong | A or 7
 """  # for the last one the package gives a part
 
@@ -40,14 +41,14 @@ def test_the_instruction_and_the_metadata_reach_the_verdict():
     source = load_evaluation("gym:number_filtering,max_decimals=0", 5, instruction=instruction)
     problem = source.validation[0]
     assert problem.prompt.endswith(instruction)
-    assert gym.problems("train", 1, 0, "products")[0].prompt.endswith(gym.INSTRUCTION)
-    assert not gym.score(problem, "1 " * 10**6)
-    for verdict, text in rows(COMPLETIONS):
-        text = text.replace("A", problem.answer).replace("⏎", "\n")
-        assert gym.score(problem, text) is (verdict == "right"), text
     assert json.loads(json.dumps(problem.metadata)) == problem.metadata
+    for verdict, text in rows(COMPLETIONS):
+        text = text.replace("A", problem.answer).replace("⏎", "\n").replace("LONG", "1 " * 10**6)
+        assert gym.score(problem, text) is (verdict == "right"), text
+    (product,) = gym.problems("train", 1, 0, "prime_factorization")
+    assert product.prompt.endswith(gym.INSTRUCTION)
     with pytest.raises(RaisedInside, match="ValueError"):  # the package's own, which is wrong
-        gym.score(*gym.problems("train", 1, 0, "prime_factorization"), "two times three")
+        gym.score(product, "two times three")
 
 
 REFUSED = r"""
@@ -87,13 +88,13 @@ def test_no_answer_is_run(tmp_path, monkeypatch):
     (ours,) = gym.problems("train", 1, 0, "countdown")
     tried = []
     for problem in (ours, replace(ours, task="unchecked")):
-        tried += [(problem, text, False) for text in wrong] + [(problem, problem.answer, True)]
-        tried += [(sums, rf"\boxed{{{text}}}", text == "4") for text in "54"]
+        tried += [(problem, text) for text in (*wrong, problem.answer)]
+        tried += [(sums, rf"\boxed{{{text}}}") for text in "54"]
     with VerifierPool(1, 10, 4) as pool:
-        verdicts = dict(pool.judge([(i, *item[:2]) for i, item in enumerate(tried)]))
+        verdicts = dict(pool.judge([(i, *item) for i, item in enumerate(tried)]))
     assert not left.exists()
-    for i, (problem, text, right) in enumerate(tried):
-        assert verdicts[i].correct is right, (problem.task, text)
+    right = [text for i, (_, text) in enumerate(tried) if verdicts[i].correct]
+    assert right == 2 * [ours.answer, r"\boxed{4}"]
 
 
 SUMS = """

@@ -65,20 +65,20 @@ def test_the_prompt_is_that_of_a_generator_and_the_solution_ends(chat_models, he
     tokenizer.eos_token, learned_of = None, []
     monkeypatch.setattr(imitate, "load_tokenizer", lambda _: tokenizer)
     monkeypatch.setattr(imitate, "imitate", lambda _, batches, *__: learned_of.extend(batches))
-    rows = [
-        {"problem": f"{i}+1?", "worked": rf"{i}</think>\boxed{{{i}}}", "answer": 1}
-        for i in range(6)
+    solutions = [rf"{i}</think>\boxed{{{i}}}" for i in range(6)]
+    records = [
+        {"problem": f"{i}+1?", "worked": worked + i % 3 * "<|im_end|>\n", "answer": 1}
+        for i, worked in enumerate(solutions)
     ]
-    ended = [row | {"worked": row["worked"] + i % 3 * "<|im_end|>\n"} for i, row in enumerate(rows)]
-    write_lines(Path("my.jsonl"), ended)
+    write_lines(Path("my.jsonl"), records)
     command = f"--model {chat_models['qwen3']} --data my.jsonl,solution=worked --out out"
     flags = ["--epochs=1", "--instruction=Be brief.", "--system=You add.", "--no-thinking"]
     assert imitate.main([*command.split(), *flags]) == 0
     prompt = (
-        "<|im_start|>system\nYou add.<|im_end|>\n<|im_start|>user\n{problem}\n\nBe brief."
-        "<|im_end|>\n<|im_start|>assistant\n<think>\n</think>"
+        "<|im_start|>system\nYou add.<|im_end|>\n<|im_start|>user\n{}+1?\n\nBe brief.<|im_end|>\n"
+        "<|im_start|>assistant\n<think>\n</think>"
     )
-    possible = {(prompt.format(**row), f"{row['worked']}<|im_end|>") for row in rows}
+    possible = {(prompt.format(i), f"{each}<|im_end|>") for i, each in enumerate(solutions)}
     examples = sum(learned_of, [])
     assert len(examples) > 4
     for ids, labels in examples:
@@ -88,19 +88,16 @@ def test_the_prompt_is_that_of_a_generator_and_the_solution_ends(chat_models, he
 
 
 def test_only_the_solution_counts_however_a_batch_is_padded(folder, monkeypatch):
-    ids, labels = [[1, 2, 3, 4, 5], [6, 7, 8], [9, 4]], [[4, 5], [7, 8], [4]]
-    ragged = [(row, [-100] * (len(row) - len(end)) + end) for row, end in zip(ids, labels)]
-    model, gradients = load_model(str(folder / "warm")).double(), []
-    weight = model.get_output_embeddings().weight
-    expected = 0.0
-    for row, end in zip(ids, labels):
-        logprobs = model(torch.tensor([row])).logits[0].log_softmax(-1)
-        expected -= logprobs[-len(end) - 1 : -1, end].trace() / 5
-    wanted = torch.autograd.grad(expected, weight)[0]
-    clip = lambda *_: gradients.append(weight.grad.clone())
+    """The gradient of a ragged batch is the mean of those of its rows, by their learned tokens."""
+    rows = [([1, 2, 3, 4, 5], [-100] * 3 + [4, 5]), ([6, 7, 8], [-100, 7, 8]), ([9, 4], [-100, 4])]
+    model = load_model(str(folder / "warm")).double()
+    weight, made = model.get_output_embeddings().weight, []
+    clip = lambda *_: made.append(weight.grad.clone())
     monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", clip)
-    imitate.imitate(model, [ragged], 1, learning_rate=0.0)
-    torch.testing.assert_close(*gradients, wanted, rtol=1e-4, atol=1e-7)
+    for batch in (rows, *zip(rows)):
+        imitate.imitate(model, [batch], 1, learning_rate=0.0)
+    wanted = (2 * made[1] + 2 * made[2] + made[3]) / 5
+    torch.testing.assert_close(made[0], wanted, rtol=1e-4, atol=1e-7)
 
 
 REFUSED = """

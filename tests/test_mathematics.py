@@ -60,14 +60,10 @@ BOMBS = re.sub("«([0-9]+) (.*?)»", lambda part: part[2] * int(part[1]), BOMBS)
 BOMBS += [" ", "\ud800", "19\ud800"]  # half a character of UTF-16
 
 
-def test_the_verdicts_are_those_of_the_table():
+def test_the_verdicts_are_those_of_the_table_and_each_wanted_answer_is_right():
     for verdict, wanted, given, why, *text in ANSWERS:
         right = score(problem("".join(text) or "What?", wanted), rf"</think>\boxed{{{given}}}")
         assert right is (verdict == "right"), f"{given} for {wanted}: {why}"
-
-
-def test_each_wanted_answer_is_right_as_it_stands():
-    for _, wanted, *_ in ANSWERS:
         assert score(problem("What?", wanted), rf"</think>So it is $\boxed{{{wanted}}}$."), wanted
 
 
@@ -98,12 +94,16 @@ wrong | </think>\boxed{}
 wrong | </think>\boxed
 wrong | </think>17
 wrong | </think>#### 17
+right | </think>{FAR\boxed{17}
+wrong | </think>\boxed{17}FAR
 wrong |
 """  # to a problem whose answer is 17
 
 
 def test_only_the_last_box_after_the_thinking_counts():
-    for verdict, completion in rows(COMPLETIONS.replace(r"\ud800", "\ud800")):
+    """In the last 200,000 characters: no more are read."""
+    table = COMPLETIONS.replace(r"\ud800", "\ud800").replace("FAR", "{" * 200_000)
+    for verdict, completion in rows(table):
         right = score(problem("What?", "17"), completion)
         assert right is (verdict == "right"), repr(completion)
 
@@ -116,23 +116,20 @@ def test_braces_of_a_box_are_balanced_and_escaped_ones_are_none():
     assert last_boxed(r"\boxed{" * 20_000) is None
 
 
-def test_only_the_end_of_a_very_long_text_is_read(monkeypatch):
-    read = []
-    monkeypatch.setattr(mathematics, "last_boxed", read.append)
-    mathematics.score(None, "{" * 3_000_000 + r"\boxed{17}")
-    assert len(read[0]) == mathematics.LONGEST_TEXT and read[0].endswith(r"\boxed{17}")
+# What a record says: the answer in it is in «».
+SOLUTIONS = r"""
+She has 3 + 4 = <<3+4=7>>7. #### «7»
+We see $x = \boxed{«\frac{1}{2}»}$.
+First \boxed{1}, hence $\boxed «2»$
+«204»
+"""
 
 
 def test_the_answer_is_found_in_a_worked_solution():
-    for column, answer in [
-        ("She has 3 + 4 = <<3+4=7>>7.\n#### 7", "7"),  # GSM8K
-        (r"We see $x = \boxed{\frac{1}{2}}$.", r"\frac{1}{2}"),  # MATH
-        (r"First \boxed{1}, hence $\boxed 2$", "2"),
-        (" 204 ", "204"),
-    ]:
-        made = problem("What is it?", column)
-        assert made.answer == answer and made.task == "data.tasks.mathematics"
-        assert made.prompt == f"What is it?\n\n{mathematics.INSTRUCTION}"
+    for (column,) in rows(SOLUTIONS):
+        made = problem("What?", re.sub("[«»]", "", column))
+        assert made.answer == re.search("«(.*)»", column)[1]
+        assert made.prompt == f"What?\n\n{mathematics.INSTRUCTION}"
     for column in ("#### ", r"\boxed{}", "word " * 300):
         with pytest.raises(ValueError, match="empty|long text"):
             problem("What?", column)
