@@ -51,7 +51,7 @@ LIKELY_COLUMNS = {  # guessed in this order
     "choices": "choices options endings",
     "passage": "passage context article body",
     "image": "image images image_1 image_path decoded_image",
-    "system": "prompt.system messages.system conversations.system system",
+    "system": "{problem}.system system",  # the turn before the user's
     "starter_code": "starter_code",
     "tests": "tests test_cases input_output",
     "answer": """
@@ -437,7 +437,7 @@ def choose_columns(spec: Spec, record: dict) -> tuple[dict[str, str], dict]:
     for key in keys:
         if key == "answer" and "tests" in columns:
             continue  # a problem has tests or an answer
-        likely = [options[key]] if key in options else LIKELY_COLUMNS[key].split()
+        likely = [options[key]] if key in options else LIKELY_COLUMNS[key].format(**columns).split()
         present = [names[name] for name in likely if name in names]
         if key not in needed:
             present = [name for name in present if not is_empty(record[name])]

@@ -3,7 +3,6 @@ input says."""
 
 import importlib
 import json
-import random
 import re
 from pathlib import Path
 
@@ -131,6 +130,8 @@ a.jsonl | {Q, "options": {"A": "8", "B": "7"}, "answer": "7", "answer_idx": "B"}
 a.csv | Question,A,B,C,Answer//Q,8,7,,B | Q 8 7 | B
 a.csv,first=1 | question,option1,option2,answer//Q,8,7,2 | Q 8 7 | B
 a.csv,first=0 | question,choices,answer//Q,"[""8"", ""7""]",1 | Q 8 7 | B
+a.jsonl,problem=a,choices=b,passage=c,answer=e | {"a": "Q", "b": [8, 7], "c": "P", "e": 7, "question": "R", "answer": "8"} | P////Q 8 7 | B
+a.jsonl,problem=d,answer=d.assistant | {"d": [S, T, A], "question": "R", "answer": "8"} | S: 3 + 4? | 7
 a.jsonl | {Q, "choices": null, "context": "", "images": [], "answer": "7"} | Q | 7
 a.jsonl | {Q, "choices": ["True", "False"], "answer": true} | Q//A. True//B. False | A
 a.jsonl,first=0 | {Q, "opa": "1", "opb": "7", "cop": 1} | Q//A. 1//B. 7 | B
@@ -197,21 +198,12 @@ def test_every_shape_of_public_data_sets_is_read(tmp_path):
         assert (asked, problem.answer) == (as_written(text), answer), content
 
 
-def test_columns_are_named_by_hand_or_guessed_which_is_told(tmp_path):
-    turns = json.loads(as_written("[S, T, A]"))
-    row = {"a": "Q", "b": [8, 7], "c": "P", "d": turns, "e": 7, "question": "R", "answer": "8"}
-    path = write(tmp_path / "a.jsonl", [row])
-    ((problem,), notes) = read(f"{path},problem=a,choices=b,passage=c,answer=e")
-    assert (problem.text, problem.answer, notes) == ("P\n\nQ\nA. 8\nB. 7", "B", [])
+def test_what_is_guessed_is_told_and_a_solution_gets_the_box_that_is_asked_for(tmp_path):
+    path = write(tmp_path / "a.jsonl", [{"question": "Q", "answer": "3 + 4 = 7\n#### 7"}])
     for instruction, behind in ((None, mathematics.INSTRUCTION), ("Be brief.", "Be brief.")):
         ((problem,), (note,)) = read(path, instruction=instruction)
-        assert problem.prompt == f"R\n\n{behind}" and "problem=question, answer=answer" in note
-    named = f"{path},problem=d,solution=d.assistant"
-    ((problem,), _) = read(named, wanted="solution")
-    assert (problem.answer, problem.metadata) == ("8", {"solution": r"It is 7, so \boxed{7}."})
-    # One that is judged right by the box that the prompt asks for.
-    gsm8k = write(tmp_path / "b.jsonl", [{"question": "Q", "answer": "3 + 4 = 7\n#### 7"}])
-    ((problem,), _) = read(f"{gsm8k},solution=answer", wanted="solution")
+        assert problem.prompt == f"Q\n\n{behind}" and "problem=question, answer=answer" in note
+    ((problem,), _) = read(f"{path},problem=question,solution=answer", wanted="solution")
     assert mathematics.score(problem, problem.metadata["solution"])
 
 
@@ -314,15 +306,12 @@ def test_no_command_evaluates_on_what_another_one_trains_on(tmp_path, squares):
     apart, file = write(tmp_path / "apart.csv", made[:40]), write(tmp_path / "all.csv", made)
     names = [file, str(tmp_path / "parts"), f"{file},validation={apart}", "squares", "arithmetic"]
     names += ["gym:prime_factorization,max_value=300", "gym:products"]
-    rng = random.Random(0)
+    runs = [("answer", None, 400, 40), ("solution", "Think.", 64, 300), ("answer", "", 1, 300)]
     texts = lambda problems: {problem.text or problem.prompt for problem in problems}
     for name in names:
         head, comma, options = name.partition(",")
         trained, held_out = set(), set()
-        for _ in range(4):
-            wanted = "answer" if name == "arithmetic" else rng.choice(["answer", "solution"])
-            instruction = rng.choice([None, "", "Think."])
-            number, train = rng.choice([1, 64, 128, 400]), rng.choice([40, 300])
+        for wanted, instruction, number, train in runs:
             arguments = [f"{head}:3{comma}{options}", file]
             first, other = load_data(arguments, train, number, instruction, wanted)
             trained |= texts(first.train + other.train)
@@ -340,9 +329,7 @@ def test_what_is_held_out_depends_on_the_text_alone_in_any_spelling(tmp_path):
     assert keys(turned.validation) == keys(source.validation[:5])
     assert keys(turned.train) == keys(source.train[:40])
     assert {problem.answer for problem in turned.train} != {str(i + 1) for i in range(40)}
-    evaluated = load_evaluation(path, 1000)
-    assert evaluated.validation[:20] == source.validation
-    assert "1000 problems for validation were asked for" in evaluated.notes[-1]
+    assert load_evaluation(path, 20).validation == source.validation
     # A sum has a checksum of its own, whatever task asks.
     ours = [arithmetic.problems(split, 300) for split in ("validation", "train")]
     sums = [{"problem": each.prompt.replace("+", " + "), "answer": "1"} for each in sum(ours, [])]
@@ -468,18 +455,16 @@ def hub(tmp_path, monkeypatch):
 def test_known_data_sets_are_trained_and_evaluated_on_by_name(hub, name):
     letters = re.findall(rf"(?m)^{name} .* (P|T) ", AS_ON_THE_HUB)
     evaluated = load_evaluation(name, 50).validation
-    assert {problem.task for problem in evaluated} == {task_of(name)[0]}
-    assert {problem.text[0] for problem in evaluated} == {letters[-1]}
+    made = {(problem.task, problem.text[0]) for problem in evaluated}
+    assert made == {(task_of(name)[0], letters[-1])}
     if "P" not in letters:
         with pytest.raises(ValueError, match="for evaluation"):
             load(name)
         return
     source = load(name)
     problems = source.train + source.validation
-    assert (source.name, len(problems)) == (name, 50)
-    for problem in problems:
-        assert problem.text == f"P {problem.answer}" or name == "deepcoder"
-    assert {problem.text[0] for problem in problems} == {"P"}
+    assert (source.name, {each.text for each in problems}) == (name, {f"P {i}" for i in range(50)})
+    assert name == "deepcoder" or all(each.text == f"P {each.answer}" for each in problems)
 
 
 def test_any_data_set_of_the_hub_and_any_folder_can_be_named(hub, tmp_path):
