@@ -80,8 +80,6 @@ def runs_of_study(folder: Path) -> list[tuple[str, Path]]:
 
 def named_logs(options: Options) -> list[tuple[str, str | Path]]:
     """(variant, log) of each log; the variant is "" if the log has none."""
-    if not options.compare:
-        return [("", log) for log in options.logs]
     logs = []
     for argument in options.logs:
         study = runs_of_study(Path(argument))
@@ -106,7 +104,7 @@ def fit_logs(
     cannot be fitted. A run whose variant is "" is a variant by itself."""
     how = (options.r0, options.fit_from, options.fit_to)
     variants = {}
-    names = set()
+    seen = set()  # names of curves
     unfit = []
     for variant, path in logs:
         try:
@@ -114,14 +112,11 @@ def fit_logs(
         except (ValueError, OSError) as error:
             unfit.append(str(error))
             continue
-        of_log = {series.name for series in curves}  # the seeds in a log have one name
-        of_others = of_log & names
-        names |= of_log
+        names = {series.name for series in curves}  # the seeds in a log have one name
         for series in curves:
-            name = variant
-            if variant and len(of_log) > 1:  # its columns are not seeds of each other
-                name = f"{variant}: {series.name}"
-            if series.name in of_others:
+            # Columns of one log are not seeds of each other.
+            name = f"{variant}: {series.name}" if variant and len(names) > 1 else variant
+            if series.name in seen:
                 series = replace(series, name=f"{path}: {series.name}")
             try:
                 fit = fit_series(series, *how)
@@ -129,6 +124,7 @@ def fit_logs(
                 unfit.append(f"{path}: {series.y_name}: {error}")
                 continue
             variants.setdefault(name or series.name, []).append(fit)
+        seen |= names
     return variants, unfit
 
 

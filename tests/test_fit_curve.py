@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from curves import fit_of, run_of
 from faults import python
-from matplotlib.figure import Figure
 from programs import rows
 from scipy.optimize import least_squares
 
@@ -259,21 +258,7 @@ def write_seeds(name, **curve):
     return f"{name}={','.join(logs)}"
 
 
-@pytest.fixture
-def drawn(monkeypatch):
-    """The axes that are drawn into files."""
-    found = []
-    save = Figure.savefig
-
-    def save_and_keep(figure, *arguments, **how):
-        found.extend(figure.axes)
-        save(figure, *arguments, **how)
-
-    monkeypatch.setattr(Figure, "savefig", save_and_keep)
-    return found
-
-
-def test_a_log_is_fitted_reported_and_drawn(results_of, drawn):
+def test_a_log_is_fitted_reported_and_drawn(results_of):
     x, y = run_of()
     write_csv("log.csv", x, y, np.full(41, 500), header="step,acc,num_examples")
     how = "--predict 1000 300 --fit-to 500 --plot p.svg"
@@ -286,29 +271,31 @@ def test_a_log_is_fitted_reported_and_drawn(results_of, drawn):
     assert (later["x"], inside["interval"]) == (1000, pytest.approx(fit.band(300.0)))
     assert run["going_on"]["sentence"] in text
     assert [test["fit_to"] for test in run["record"]] == [495]  # the points after --fit-to
-    axes, strip = drawn[:2]
-    assert (strip.get_xlabel(), axes.get_ylabel()) == ("compute (step)", "pass rate (acc)")
-    assert strip.lines[0].get_ydata() == pytest.approx(y[1:] - fit.predict(x[1:]))
-    (_, low), (_, high) = axes.containers[0][2][0].get_segments()[10]
-    assert high - low == pytest.approx(2 * 1.96 * np.sqrt(y[11] * (1 - y[11]) / 500))
-    assert "A 0.7" in Path("p.svg").read_text()  # text stays text
+    picture = Path("p.svg").read_text()  # in which text stays text
+    drawn = (
+        "compute (step)",
+        "pass rate (acc)",
+        "95 % of 500 answers",
+        "left out",
+        "asymptote A 0.7",
+    )
+    assert all(text in picture for text in drawn)
 
-    # A collapse draws nothing that it does not show.
+    # Of a collapse nothing is drawn that it does not show.
     write_csv("fallen.csv", x, np.where(x > 400, 0.0, y))
-    results_of("fallen.csv --plot c.png")
-    labels = [text.get_text() for text in drawn[2].figure.legends[0].texts]
-    assert labels == ["points fitted", "fitted curve"]
-    assert not drawn[2].collections
+    results_of("fallen.csv --plot c.svg")
+    picture = Path("c.svg").read_text()
+    assert "fitted curve" in picture and not re.search("forecast|asymptote|R0 ", picture)
 
 
-def test_variants_are_compared_with_the_first(drawn, results_of):
+def test_variants_are_compared_with_the_first(results_of):
     """Three seeds of each; one variant does not identify A, and a seed of another fell."""
     high = write_seeds("_$high", A=0.75)
     less = write_seeds("low", A=0.65)
     short = write_seeds("short", last=90.0)
     x, y = run_of(A=0.75)
     write_csv("fell.csv", x, np.where(x > 500, 0.2, y))
-    _, results = results_of(f"--compare '{high},fell.csv' {less} {short} --plot c.png")
+    _, results = results_of(f"--compare '{high},fell.csv' {less} {short} --plot c.svg")
     _, second, third = results["variants"]
     assert second["verdict"] == "_$high raises the ceiling"
     assert third["A"] == {"estimate": None, "text": "not identified by 3 of 3 runs"}
@@ -318,16 +305,10 @@ def test_variants_are_compared_with_the_first(drawn, results_of):
     assert run["A"] is run["B"] is run["C_mid"] is None and run["interval"]["A"][0] < 0.7
     assert run["warnings"][0].keys() == {"kind", "text"}
 
-    # $ begins a formula in matplotlib, and _ hides a label. A run that fell is drawn as it is.
-    (axes,) = drawn
-    of_high, of_low, _ = axes.figure.legends[0].texts
-    assert of_high.get_text().startswith(" _$high: A ") and not of_high.get_parse_math()
-    assert of_low.get_text().endswith("_$high raises the ceiling")
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("compute (FLOPs)", "pass rate")
-    joined = [line.get_ydata()[-1] for line in axes.lines if line.get_linewidth() == 0.8]
-    assert joined == [0.2]
-    dashed = [line.get_xdata()[-1] for line in axes.lines if line.get_linestyle() == "--"]
-    assert dashed == pytest.approx([1200] * 6)
+    # $ begins a formula in matplotlib, and _ hides a label.
+    picture = Path("c.svg").read_text()
+    drawn = " _$high: A 0.7", "_$high raises the ceiling", "compute (FLOPs)", "3 variants, 10 runs"
+    assert all(text in picture for text in drawn)
 
 
 def test_a_run_that_cannot_be_fitted_is_named_and_left_out(results_of):
