@@ -129,7 +129,7 @@ class Feed:
         self.generators, self.verifiers = [], None  # until the start
         self.restarts = 0  # generators replaced in this process; a resumed run counts from 0 again
         self.failure = ""  # why the run cannot go on
-        # What all generators did for training, in this process.
+        # What all generators did for training since the last line of the log.
         self.busy_seconds, self.sampled_tokens = 0.0, 0
         self.events = []  # of them, not logged yet: (generator, *event)
 

@@ -228,9 +228,7 @@ class Stop:
     process and then its group."""
 
     def __init__(self):
-        self.number, self.at = 0, 0.0  # of the signal; clock reading when it came
-        self.at_once = False  # a second one has come
-        self.heard = threading.Event()  # the main thread knows that
+        self.number, self.at = 0, 0.0  # of the first signal; clock reading when it came
         self.to_thread = -1  # a pipe, into which the number of each signal is written
         self.thread = None
 
@@ -239,7 +237,8 @@ class Stop:
         return self.number > 0
 
     def listen(self, leave: Callable) -> None:
-        """Handle the signals from now on. leave: see `end_at_once`."""
+        """Handle the signals from now on, in a thread: the main thread may sit in a collective and
+        hear nothing. leave: see `end_at_once`."""
         come, self.to_thread = os.pipe()
         os.set_blocking(self.to_thread, False)
         signal.set_wakeup_fd(self.to_thread)
@@ -248,7 +247,7 @@ class Stop:
         for number in SIGNALS:
             # `nohup` ignores a closed terminal for its command.
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
-                signal.signal(number, self._interrupt)
+                signal.signal(number, lambda *_: None)
 
     def end(self) -> None:
         """Hear no further signal. The thread has ended then: Python may abort if it ends first."""
@@ -257,9 +256,8 @@ class Stop:
         self.thread.join()
 
     def _hear(self, come: int, leave: Callable) -> None:
-        """In a thread of its own: the main thread may sit in a collective and hear nothing."""
         with open(come, "rb", buffering=0) as signals:
-            while not self.at_once and (number := signals.read(1)):
+            while number := signals.read(1):
                 if ord(number) not in SIGNALS:
                     continue
                 if not self.asked():
@@ -268,14 +266,5 @@ class Stop:
                         "Stopping after this step, with a checkpoint if training has begun. Once"
                         " more stops at once, without."
                     )
-                else:
-                    self.at_once = time.monotonic() - self.at > 1.0
-            if self.at_once:
-                signal.pthread_kill(threading.main_thread().ident, self.number)
-                if not self.heard.wait(5.0):
-                    end_at_once("stopped at once", 128 + self.number, leave)
-
-    def _interrupt(self, *_) -> None:
-        if self.at_once and not self.heard.is_set():
-            self.heard.set()
-            raise KeyboardInterrupt
+                elif time.monotonic() - self.at > 1.0:
+                    end_at_once("stopped at once", 128 + ord(number), leave)

@@ -13,7 +13,6 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -97,18 +96,6 @@ def start_tracker(settings: Settings, folder: Path) -> Callable:
 # --- what rank 0 remembers ------------------------------------------------------------------------
 
 
-class Reading(NamedTuple):
-    """Sums since the process began, read when a line of training is written. Validations are left
-    out."""
-
-    seconds: float = 0.0  # of training
-    busy: float = 0.0  # of all generators
-    tokens: int = 0  # that they sampled for training
-    # Of one generator. A report may cover more time than has gone by between two lines: what is too
-    # much counts in the next line.
-    counted: float = 0.0
-
-
 class Record:
     """Makes the lines of a run's log, and knows what they have said."""
 
@@ -128,7 +115,8 @@ class Record:
         self.steps = [line for line in lines if line["kind"] == "train"][-REMEMBERED:]
         # Clock readings between which the trainer waited for the last batch.
         self.waited = (0.0, 0.0)
-        self.reading = Reading()  # at the last line
+        self.seconds = 0.0  # of training in this process, until the last line
+        self.late = 0.0  # seconds of a generator's work that no line has counted yet
         self.progress = None  # a progress bar, as soon as training begins
         self.failure = ""  # why the run cannot go on
 
@@ -161,10 +149,8 @@ class Record:
     ) -> None:
         """Log a step: what it has computed, its completions, and what has happened since the line
         before. figures: further columns."""
-        feed, before = self.feed, self.reading
+        feed = self.feed
         self.compute.add(batch, totals.parts)
-        self.reading = self._read()
-        began, ended = self.waited
         zero_variance_P = loss.zero_variance(worth.rewards_PG, batch.usable_PG)
         line = {
             "kind": "train",
@@ -180,7 +166,7 @@ class Record:
             "groups_waiting": sum(group.finished for group in feed.under_way.values()),
             "prompts_retired": sum(len(order.retired) for order in feed.orders),
             "epoch": min(order.epoch for order in feed.orders),
-            **rates(before, self.reading, ended - began, len(feed.engines), batch),
+            **self._rates(batch),
             **self.compute.columns(),
         }
         self.log.add(line)
@@ -228,14 +214,24 @@ class Record:
         compute.started += time.monotonic() - began
         feed.busy_seconds, feed.sampled_tokens = busy, tokens
 
-    def _read(self) -> Reading:
-        feed, before, seconds = self.feed, self.reading, self.compute.seconds
-        return Reading(
-            seconds,
-            feed.busy_seconds,
-            feed.sampled_tokens,
-            min(feed.busy_seconds / len(feed.engines), before.counted + seconds - before.seconds),
-        )
+    def _rates(self, batch: Batch) -> dict:
+        """Columns of who has waited for whom since the line before, and of the tokens handled in a
+        second: for the trainer the sampled tokens of this batch, filtered groups included."""
+        feed, generators, (began, ended) = self.feed, len(self.feed.engines), self.waited
+        seconds, waited = self.compute.seconds - self.seconds, ended - began
+        self.seconds += seconds
+        busy, tokens = feed.busy_seconds, feed.sampled_tokens
+        feed.busy_seconds, feed.sampled_tokens = 0.0, 0
+        # A report may cover more time than has gone by since the line before: what is too much
+        # counts in the next line.
+        worked = self.late + busy / generators
+        self.late = max(0.0, worked - seconds)
+        return {
+            "trainer_idle_fraction": waited / seconds,
+            "generator_idle_fraction": 1 - (worked - self.late) / seconds,
+            "generator_tokens_per_second": generators * tokens / busy if busy else None,
+            "trainer_tokens_per_second": int(batch.lengths_PG.sum()) / max(seconds - waited, 1e-9),
+        }
 
     def _show(self, step: int, texts: dict) -> None:
         """Say each warning that has a text on the screen and in the log, the first time in this
@@ -260,20 +256,6 @@ class Record:
 
 
 # --- columns --------------------------------------------------------------------------------------
-
-
-def rates(before: Reading, now: Reading, waited: float, generators: int, batch: Batch) -> dict:
-    """Columns of who waited for whom between two lines, and of the tokens handled in a second: for
-    the trainer the sampled tokens of this batch, filtered groups included. waited: seconds of the
-    trainer for groups."""
-    seconds, busy, tokens, counted = (b - a for a, b in zip(before, now))
-    batch_tokens = int(batch.lengths_PG.sum())
-    return {
-        "trainer_idle_fraction": waited / seconds,
-        "generator_idle_fraction": 1 - counted / seconds,
-        "generator_tokens_per_second": generators * tokens / busy if busy else None,
-        "trainer_tokens_per_second": batch_tokens / max(seconds - waited, 1e-9),
-    }
 
 
 def pass_rates(groups: list[Group], sources: list[Source]) -> dict:

@@ -187,23 +187,9 @@ def who_does_what(ready: Ready, place: Place) -> Roles:
     )
     if settings.lora_rank:
         compute.adapters = lora.add_adapters(model, settings, checkpoint)
-    say_needs(settings, model, len(engines))
     step, longest = state.get("step", 0), prompts.decoding.longest
     start = Start(settings, step, path, weights, checkpoint, parameters, longest)
     return Roles(start, feed, stop, compute)
-
-
-def say_needs(settings: Settings, model: PreTrainedModel, generators: int) -> None:
-    """Say what memory the run takes at least, on all devices together, and what disk at most. In
-    fp32 a parameter has 4 bytes; one that is trained has a gradient and two moments besides."""
-    of_all, of_trained = (4e-6 * model.num_parameters(which) for which in (False, True))  # MB
-    memory = (2 + generators) * of_all + 3 * of_trained  # the trainer, shared memory, generators
-    checkpoint = of_all + (3 if settings.lora_rank else 2) * of_trained
-    disk = (settings.keep_checkpoints + 2) * checkpoint + of_all
-    say(
-        f"The run takes about {memory:,.0f} MB of memory, and on top what a step and the caches of"
-        f" generators take; and up to {disk:,.0f} MB of disk."
-    )
 
 
 def compute_of(settings: Settings, model: PreTrainedModel) -> Compute:
@@ -369,11 +355,11 @@ class Run:
     def wants_validation(self, version: int) -> bool:
         """Whether a validation of this version is due and has not been made yet. It is due now and
         then, and at the end."""
-        regular = version % self.settings.validation_every == 0
-        prompts_left = any(order.left for order in self.feed.orders)
-        groups_left = len(self.feed.under_way) + len(self.feed.to_repeat)
-        batch_left = groups_left >= self.settings.groups_per_step
-        due = regular or version == self.settings.steps or not (prompts_left or batch_left)
+        settings, feed = self.settings, self.feed
+        regular = version % settings.validation_every == 0
+        groups_left = len(feed.under_way) + len(feed.to_repeat)
+        more = groups_left >= settings.groups_per_step or any(each.left for each in feed.orders)
+        due = regular or version == settings.steps or not more
         return due and self.record.last_validation < version and not self.over()
 
     def finish_step(
@@ -428,8 +414,6 @@ class Run:
         self.stop.listen(self.leave_no_name)
         try:
             yield
-        except KeyboardInterrupt:
-            pass  # `stop` knows of it
         except (GeneratorFailed, RankSilent) as error:
             self.error = str(error)
         except torch.OutOfMemoryError as error:
@@ -473,8 +457,6 @@ class Run:
             return 0
         signalled = signal.Signals(self.stop.number)
         how = "by Ctrl-C" if signalled == signal.SIGINT else f"by {signalled.name}"
-        if self.stop.at_once:
-            how = "at once"
         print(f"\nstopped {how}{self.hint()}", file=sys.stderr)
         return 128 + self.stop.number
 

@@ -32,22 +32,22 @@ def test_a_whole_short_run(tmp_path):
     assert max(line["off_policyness_mean"] for line in steps) > 0
     explained = (ROOT / "docs" / "log.md").read_text()
     for key in [*steps[-1], *validations[-1]]:
-        of_any_age = re.sub(r"(age_)\d+$", r"\g<1>0", key)
-        assert f"`{of_any_age}`" in explained, key
-    end = log(folder)[-1]
-    assert (end["kind"], end["step"], end["reason"]) == ("end", 8, "All steps are made")
+        assert f"`{re.sub('age_.*', 'age_0', key)}`" in explained, key
+    assert log(folder)[-1].items() >= {"kind": "end", "reason": "All steps are made"}.items()
     config = json.loads((folder / "config.json").read_text())
     assert config["recipe"]["asynchrony"] == "pipeline-2"
     assert torch.__version__.startswith(config["versions"]["torch"])  # 2.13.0+cu130
     assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
-    devices = "devices: generators cpu with 32 slots, cpu with 32 slots; trainers cpu"
-    assert devices in printed and "forecast at" in printed and "have to come" not in printed
-    assert f" {validations[-1]['compute_tokens']:,} sampled tokens" in printed
-    on_disk = sum(path.stat().st_size for path in (folder / "checkpoints").rglob("*.*"))
-    assert on_disk / 1e6 < int(re.search(r"up to (\d+) MB of disk", printed)[1]) < 20
+    for text in (
+        "devices: generators cpu with 32 slots, cpu with 32 slots; trainers cpu",
+        "forecast at",
+        f" {validations[-1]['compute_tokens']:,} sampled tokens",
+    ):
+        assert text in printed
     base, trained = (load_model(str(each)).parameters() for each in (BASE_MODEL, folder / "model"))
     assert not all(map(torch.equal, base, trained))
-    assert "warning" not in printed.lower() and "Loading weights" not in printed
+    for text in ("warning", "loading weights", "have to come"):
+        assert text not in printed.lower()
 
 
 # --- each kind of asynchrony ----------------------------------------------------------------------
@@ -70,11 +70,10 @@ def test_ppo_off_policy_k_trains_k_steps_on_what_one_policy_sampled(tmp_path):
     folder, _ = run(tmp_path, *flags.split())
     check_log(folder, steps=6, validation_every=2)
     steps = log(folder, "train")
-    assert json.loads((folder / "config.json").read_text())["recipe"]["loss"] == "reinforce"
     assert any(line["loss"] for line in steps)
     assert all(line["clipped_fraction"] in (0, None) for line in steps)
     ages = [(line["off_policyness_mean"], line["off_policyness_max"]) for line in steps]
-    assert ages == [(0, 0), (1, 1), (2, 2), (0, 0), (1, 1), (2, 2)]
+    assert ages == [(0, 0), (1, 1), (2, 2)] * 2
     assert [line["parameters_seconds"] >= 0.3 for line in steps] == [False, False, True] * 2
     assert all(line["mismatch_max"] < 1e-3 for line in log(folder, "validation"))
 
@@ -124,39 +123,9 @@ def test_a_chat_model_trains_on_mathematics_and_programs_together(tmp_path, chat
         --dtype bfloat16 --gradient-checkpointing
     """
     folder, _ = run(tmp_path, "--model", chat_models["qwen3-moe"], *flags.split())
-    validations = log(folder, "validation")
-    assert [line["step"] for line in validations] == [0, 3]
-    for line in validations:
-        assert line["num_examples"] == (5 + 3) * 2  # so many are held out
-        assert line["pass_rate/sums.jsonl"] == line["pass_rate/programs.jsonl"] == 0
-        assert line["verifier_failures"] == 0 and line["mismatch_mean"] < 0.05
+    expected = {"num_examples": (5 + 3) * 2, "verifier_failures": 0}  # so many are held out
+    expected |= {f"pass_rate/{name}.jsonl": 0 for name in ("sums", "programs")}
+    for step, line in zip((0, 3), log(folder, "validation"), strict=True):
+        assert line.items() >= (expected | {"step": step}).items()
+        assert line["mismatch_mean"] < 0.05
     load_model(str(folder / "model"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("adapted", [[], ["--lora-rank", "4"]])
-def test_a_finished_run_goes_further_with_any_number_of_ranks(tmp_path, adapted):
-    """Begun with two, gone on with one: the losses of a synchronous run that had one all along.
-    `python /path/train.py` finds the model beside the script, and makes runs/ where the user
-    stands."""
-    flags = [
-        *adapted,
-        *"--validation-every 2 --train-prompts 20 --asynchrony ppo-1 --steps".split(),
-    ]
-    alone, _ = run(tmp_path, *flags, "8", name="alone")
-    two, printed = run(tmp_path, *flags, "5", "--trainers", "2", "--threads", "1")
-    assert "trainers cpu, cpu" in printed
-    RealRun(tmp_path, "--resume", "runs/run", "--steps", "8", "--trainers", "1").end_well()
-    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["runs"]
-    check_log(alone, steps=8, validation_every=2)
-    steps, validated = log(alone, "train"), [line["step"] for line in log(two, "validation")]
-    assert len({line["loss"] for line in steps}) > 4 and steps[-1]["epoch"] >= 1
-    assert validated == [0, 2, 4, 5, 6, 8]  # 5 was an end
-    for ours, theirs in zip(log(two, "train"), steps, strict=True):
-        assert ours["step"] == theirs["step"] and theirs["off_policyness_max"] == 0
-        assert theirs["ratio_max"] in (None, pytest.approx(1, abs=1e-3))
-        # Later a last digit has changed a sampled token here and there.
-        bound = 1e-3 if ours["step"] <= 3 else 0.1
-        for name in ("loss", "gradient_norm", "pass_rate"):
-            expected = pytest.approx(theirs[name], rel=bound, abs=1e-4)
-            assert ours[name] == expected, (ours["step"], name)
