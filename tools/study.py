@@ -59,7 +59,6 @@ class Study:
 # The variants of each study by name, and what each changes: fields of Settings or of its Recipe.
 # `batch` has as many groups in all, and `groups` as many completions in a step, as the default run.
 STUDIES = json.loads(Path(__file__).with_name("studies.json").read_text())
-SAY_EVERY = 60.0  # seconds, what each run does
 OF_ONE_RUN = {"name", "seed", "resume", "from-step"}
 
 
@@ -157,18 +156,14 @@ def train_all(runs: dict[Path, list[str]], jobs: int) -> bool:
         folder for folder, arguments in runs.items() if not finished(folder, parse(arguments))
     ]
     running = {}  # the process of each run, by folder
-    failed, said = False, time.monotonic()
+    failed = False
     try:
         while running or waiting:
             while waiting and len(running) < jobs:
                 folder = waiting.pop(0)
-                say(f"{folder} begins, {len(runs) - len(waiting)} of {len(runs)}")
+                say(f"{folder} begins, {len(runs) - len(waiting)} of {len(runs)}: see {folder}.txt")
                 running[folder] = start_run(folder, runs[folder])
             time.sleep(0.5)
-            if time.monotonic() - said > SAY_EVERY:
-                said = time.monotonic()
-                for folder in running:
-                    say(f"{folder}: {last_line(folder)}")
             ended = [folder for folder, run in running.items() if run.poll() is not None]
             for folder in ended:
                 if running.pop(folder).returncode:
