@@ -72,7 +72,7 @@ def samplers(folder: str, prompts: int, slots: int) -> dict[str, Callable[[], in
         "torch engine": lambda: of_engine(TorchEngine(model, decoding, slots)),
     }
     if HAS_VLLM:
-        made = EngineSettings(folder, ("cpu",), torch.float32, 1, slots, decoding, "vllm")
+        made = EngineSettings(folder, "cpu", torch.float32, 1, slots, decoding, "vllm")
         vllm = make_engine(made)
         parameters = SharedParameters(model)
         parameters.write(model.named_parameters(), 0)

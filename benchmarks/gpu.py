@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 from common import ROOT, make_parser
-from faults import SERVER, RealRun, last_step, log, project
+from faults import RealRun, last_step, log, project
 from steps import rollout
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -182,7 +182,6 @@ def engine_tests() -> None:
 
 def killed_and_resumed() -> None:
     """kill -9 of a generator, then of the trainer, and --resume."""
-    SERVER.set_forkserver_preload([])  # nothing of CUDA may be there before a fork
     beside = start_step("engine_tests", 100)
     run = RealRun(Path.cwd(), "--engine", "torch", "--steps", "12")
     run.until_step(2)

@@ -27,6 +27,7 @@ from data.tasks import arithmetic
 from data.verify import Verdict
 from loss import Recipe
 from machinery.trainer import make_policy
+from train import make_optimizer
 
 PAGE = Path(__file__).with_name("walkthrough.md")
 CPU = torch.device("cpu")
@@ -126,11 +127,9 @@ def one_batch():
     tokenizer = load_tokenizer(path)
     decoding = make_decoding(tokenizer, SETTINGS)
     policy = make_policy(SETTINGS, load_model(path), CPU)
-    optimizer = torch.optim.AdamW(
-        policy.parameters(), lr=SETTINGS.learning_rate, betas=SETTINGS.adam_betas, eps=1e-15
-    )
+    optimizer = make_optimizer(SETTINGS, policy)
     parameters = SharedParameters(policy.model)
-    settings = engine_settings(SETTINGS, ("cpu",), path, decoding)
+    settings = engine_settings(SETTINGS, "cpu", path, decoding)
     engine, older = make_engine(settings), make_engine(settings)
     others = arithmetic.problems("train", 16 * TRAINED_AT)
 

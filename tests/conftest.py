@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -105,10 +104,11 @@ def golden_run(models, tmp_path_factory):
     from loss import Recipe
     from machinery.folder import write_config
 
-    folder = tmp_path_factory.mktemp("golden")
-    chosen = steps.settings(2, model=models["llama"], defaults="toy", recipe=Recipe(loss="dapo"))
-    chosen = replace(chosen, name="run", validation_every=1, rollouts_kept=3)
-    steps.train_on(chosen, models["llama"], [*map(steps.batch_of_groups, range(2))], folder)
+    folder, model = tmp_path_factory.mktemp("golden"), models["llama"]
+    of_a_run = dict(model=model, defaults="toy", recipe=Recipe(loss="dapo"), name="run")
+    chosen = steps.settings(2, validation_every=1, rollouts_kept=3, **of_a_run)
+    batches = [steps.groups_of_every_fate(), steps.batch_of_groups(1)]
+    steps.train_on(chosen, model, batches, folder)
     write_config(folder, chosen)
     steps.add_R0(folder)
     return folder

@@ -1,19 +1,17 @@
 """Real runs, and what is done to them: tests of whole runs and benchmarks/gpu.py share it."""
 
 import contextlib
-import json
-import multiprocessing
+import ctypes
 import os
 import re
-import runpy
 import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
-from multiprocessing import resource_tracker
 from pathlib import Path
+
+from machinery.folder import json_lines
 
 ROOT = Path(__file__).parent.parent
 # What belongs to the project, by name: a user's environment, runs and models may lie beside it.
@@ -69,32 +67,10 @@ def apply(page: str, folder: Path) -> None:
             file.write_text(text.replace(old, new))
 
 
-SERVER = multiprocessing.get_context("forkserver")  # a process that has made the imports, and forks
-SERVER.set_forkserver_preload(["transformers.models.llama.modeling_llama", "matplotlib.pyplot"])
-
-
-def run_script(script: Path, arguments: list[str], folder: Path, output: Path) -> None:
-    """`python SCRIPT ARGUMENTS` in `folder`, in a process forked from one that has made the
-    imports, which saves five seconds. It has a session, output and resource tracker of its own, and
-    starts its own processes as usual."""
-    threading.Thread(target=end_with_the_tests, daemon=True).start()
-    os.setsid()
-    os.chdir(folder)
-    with open(output, "w") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    resource_tracker._resource_tracker._fd = None
-    resource_tracker._resource_tracker._pid = None
-    sys.argv = [str(script), *arguments]
-    # As a command has it: no folder of pytest's, and no signal that another test has blocked.
-    sys.path[:] = [str(script.parent), *filter(None, sys.path)]
+def as_from_a_terminal() -> None:
+    """A run gets every signal, whatever another test has blocked, and it ends with the tests."""
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    runpy.run_path(str(script), run_name="__main__")
-
-
-def end_with_the_tests() -> None:
-    multiprocessing.parent_process().join()
-    os.kill(os.getpid(), signal.SIGKILL)
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # when its parent dies
 
 
 class RealRun:
@@ -105,15 +81,24 @@ class RealRun:
         own = folder / "train.py"
         script = own if own.exists() else ROOT / "train.py"
         self.folder, self.output = folder / "runs" / name, folder / f"{name}.txt"
-        self.output.write_text("")
         self.shared_memory: set[int] = set()  # inodes of what its processes were seen to use
         start = [] if "--resume" in flags else ["--name", name, *TINY]
-        given = script, [*start, *flags], folder, self.output
-        self.process = SERVER.Process(target=run_script, args=given)
-        self.process.start()
+        with open(self.output, "w") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, script, *start, *flags],
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=as_from_a_terminal,
+            )
 
     def text(self) -> str:
         return self.output.read_text()
+
+    def ended(self) -> bool:
+        return self.process.poll() is not None
 
     def processes(self, text: str = "") -> list[int]:
         """Ids of the living processes that the trainer's has started, all of its session, if their
@@ -145,7 +130,7 @@ class RealRun:
         deadline = time.monotonic() + seconds
         while not condition():
             said = self.text()[-3000:]
-            assert self.process.is_alive(), f"ended with {self.process.exitcode}:\n{said}"
+            assert not self.ended(), f"ended with {self.process.returncode}:\n{said}"
             assert time.monotonic() < deadline, f"not within {seconds} s:\n{said}"
             time.sleep(0.05)
 
@@ -156,7 +141,7 @@ class RealRun:
         """Wait until the run has ended, with all its processes and its shared memory; the exit
         status."""
         deadline = time.monotonic() + seconds
-        while self.process.is_alive():
+        while not self.ended():
             assert time.monotonic() < deadline, f"it goes on:\n{self.text()[-3000:]}"
             self.look_at_shared_memory()
             time.sleep(0.2)
@@ -166,7 +151,7 @@ class RealRun:
         while left := {*self.processes()} | (self.shared_memory & in_memory()):
             assert time.monotonic() < deadline, f"left over: {left}"
             time.sleep(0.05)
-        return self.process.exitcode
+        return self.process.returncode
 
     def end_well(self) -> None:
         """Wait until it has ended, and nothing was wrong."""
@@ -180,10 +165,8 @@ class RealRun:
 
 
 def log(folder: Path, kind: str | None = None) -> list[dict]:
-    """The whole lines of a log, which another process may be writing; all or those of a kind. A
-    process that makes a run of a `project` imports this file, so nothing of ours is imported."""
-    whole = (folder / "log.jsonl").read_text().split("\n")[:-1]
-    lines = [json.loads(line) for line in whole]
+    """The whole lines of a log, which another process may be writing; all or those of a kind."""
+    lines = json_lines(folder / "log.jsonl")
     return [line for line in lines if kind in (None, line["kind"])]
 
 

@@ -19,9 +19,8 @@ import train
 from core.feed import Feed, Prompts
 from core.model import checksum, load_model, load_tokenizer
 from core.rollouts import Batch, Group, Rollout, SharedParameters, given_rollout
-from core.settings import Settings, parse
+from core.settings import Settings, parse, read_sources
 from data import Problem
-from data.load import Source, fingerprint, load_data
 from data.verify import Verdict
 from machinery.folder import checkpoints
 from machinery.measures import Compute
@@ -88,6 +87,19 @@ def batch_of_groups(seed=0, vocabulary=18) -> list[Group]:
     return groups
 
 
+def groups_of_every_fate() -> list[Group]:
+    """Three groups: one with a truncated completion, one with a completion that has no verdict, and
+    one that is solved, of zero variance and with a long answer. Parameters change while a
+    completion is sampled."""
+    groups = batch_of_groups()
+    groups[1].verdicts[3] = Verdict(0.0, "time limit", "30 s")
+    groups[2].verdicts = dict.fromkeys(range(4), Verdict(1.0))
+    groups[2].problem = replace(groups[2].problem, answer="1" * 5000)
+    for r in (r for group in groups for r in group.rollouts.values()):
+        r.versions[:] = FIRST - np.arange(len(r.tokens)) // 4
+    return groups
+
+
 def worth_of(chosen: Settings, batch: Batch) -> loss.Worth:
     """What these completions are worth, by loss.py."""
     of_batch = batch.scores_PG, batch.lengths_PG, batch.usable_PG
@@ -118,18 +130,10 @@ class GivenGroups(Feed):
     """A feed whose batches a test has made."""
 
     def __init__(self, chosen: Settings, batches: list, parameters: SharedParameters, folder: str):
-        problem = Problem("1+1=", "2", "data.tasks.arithmetic")
-        source = Source("given", 1.0, [problem] * 100, [problem])
         engines = [SimpleNamespace(device="cpu")]
-        prompts = Prompts([source], load_tokenizer(folder), None)
+        prompts = Prompts(read_sources(chosen), load_tokenizer(folder), None)
         super().__init__(chosen, prompts, engines, parameters, lambda: False)
         self.batches = list(batches)
-
-    def state(self) -> dict:
-        """As if the batches were of the data that the settings name."""
-        s = self.settings
-        sources = load_data(s.data, s.train_prompts, s.validation_problems)
-        return super().state() | {"data": [fingerprint(source) for source in sources]}
 
     def start(self) -> None:
         self.generators = [SimpleNamespace(slots=1)]

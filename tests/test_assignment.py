@@ -10,19 +10,16 @@ from faults import python
 from docs.lessons.assignment import test_recipe
 from docs.lessons.assignment.test_recipe import Ours
 
-
-def without_the_cut(new, old, *others):
-    """Where the ratio is infinite, and is not cut before the exponential, the loss is no number."""
-    return Ours.clipped(new, old, *others) * (new - old).exp() / (new - old).exp()
-
-
 # By what they leave out.
 MISTAKES = {
     "zero_variance": lambda rewards, usable: Ours.zero_variance(rewards, usable | True),
     "advantages": lambda r, counted, norm: Ours.advantages(r, counted | True, norm) * counted,
     "token_weights": lambda n, counted, by: Ours.token_weights(n, counted | True, by) * counted,
     "cispo": lambda new, old, sampled, *others: Ours.cispo(new, old, sampled | True, *others),
-    "clipped": without_the_cut,
+    # Where the ratio is infinite, and is not cut before the exponential, the loss is no number.
+    "clipped": lambda new, old, *others: (
+        Ours.clipped(new, old, *others) * (new - old).exp() / (new - old).exp()
+    ),
     "sequence_ratio": lambda new, old, sampled: ((new - old) * sampled).mean(1).exp(),
     "interrupt_or_truncate": lambda n, *others: Ours.interrupt_or_truncate(n - 1, *others),
     "choose_batch": lambda done, _, *others: Ours.choose_batch(done, [], *others),

@@ -26,9 +26,8 @@ def test_pass_at_k_is_the_mean_over_all_choices_of_k_completions():
 def test_the_interval_holds_the_truth_as_often_as_it_says(problems, a, b):
     """Problems of Beta(a, b) difficulty, 16 completions each; the truth for k is 1 - E (1 -
     p)^k."""
-    rng, runs, k = np.random.default_rng(0), 1000, 4
+    rng, runs, k, held = np.random.default_rng(0), 1000, 4, 0
     truth = 1 - np.mean((1 - rng.beta(a, b, 10**6)) ** k)
-    held = 0
     for _ in range(runs):
         scores_PN = rng.random((problems, 16)) < rng.beta(a, b, (problems, 1))
         _, low, high = pass_at_k(scores_PN, k)
@@ -36,9 +35,9 @@ def test_the_interval_holds_the_truth_as_often_as_it_says(problems, a, b):
     assert 0.935 <= held / runs <= 0.995
 
 
-@pytest.mark.parametrize("shape, mean", [((30, 8), 0.0), ((30, 8), 1.0), ((1, 1), 1.0)])
+@pytest.mark.parametrize("shape, mean", [((30, 8), 0), ((30, 8), 1), ((1, 1), 1)])
 def test_the_interval_has_a_width_where_all_problems_are_alike(shape, mean):
-    value, low, high = pass_at_k(np.full(shape, mean == 1), 1)
+    value, low, high = pass_at_k(np.full(shape, mean), 1)
     assert value == mean and 0 <= low <= mean <= high <= 1 and high - low > 0.05
 
 

@@ -252,7 +252,7 @@ def test_a_second_signal_stops_at_once_and_keeps_the_last_checkpoint(
     run.until(lambda: "Once more stops at once" in run.text())
     os.kill(run.process.pid, number)  # within a second: the same one again
     time.sleep(1.2)
-    assert run.process.is_alive()
+    assert not run.ended()
     os.kill(run.process.pid, number)
     assert run.end(20) == 128 + number
     assert f"stopped at once; {HINT}" in run.text()

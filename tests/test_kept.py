@@ -9,16 +9,16 @@ from steps import (
     FIRST,
     GivenGroups,
     batch_of_groups,
+    groups_of_every_fate,
     policy_of,
     settings,
-    train_on,
     worth_of,
 )
 
 from core.model import load_model, load_tokenizer
 from core.rollouts import Batch
+from core.settings import read_settings
 from data import Problem
-from data.verify import Verdict
 from machinery import kept
 from machinery.folder import json_lines
 from machinery.kept import KeptRollouts, kept_rows, token_texts
@@ -53,31 +53,16 @@ def test_texts_of_tokens_joined_are_the_decoded_text_though_a_character_is_sever
 FATES = [["trained"] * 3 + ["truncated"], ["trained"] * 3 + ["no verdict"], ["filtered"] * 4]
 
 
-def groups_of_every_fate():
-    """Three groups: one with a truncated completion, one with a completion that has no verdict, and
-    one that is solved, of zero variance and with a long answer. Parameters change while a
-    completion is sampled."""
-    groups = batch_of_groups()
-    groups[1].verdicts[3] = Verdict(0.0, "time limit", "30 s")
-    groups[2].verdicts = dict.fromkeys(range(4), Verdict(1.0))
-    groups[2].problem = dataclasses.replace(groups[2].problem, answer="1" * 5000)
-    for r in (r for group in groups for r in group.rollouts.values()):
-        r.versions[:] = FIRST - np.arange(len(r.tokens)) // 4
-    return groups
-
-
 def test_what_is_kept_and_logged_is_how_it_was_sampled_what_it_was_worth_and_what_became_of_it(
-    models, tmp_path
+    models, golden_run
 ):
-    """Of groups, completions and tokens, by the model's forward over one completion at a time. The
-    same problems are kept at both validations."""
+    """Of the groups, completions and tokens of the first step, by the model's forward over one
+    completion at a time. The same problems are kept at all validations."""
     groups, model = groups_of_every_fate(), load_model(models["llama"]).requires_grad_(False)
-    chosen = settings(rollouts_kept=3, validation_every=1)
     batch = Batch(groups, FIRST)
-    worth = worth_of(chosen, batch)
-    train_on(chosen, models["llama"], [groups], tmp_path)
+    worth = worth_of(read_settings(golden_run), batch)
     names = "step group retired answer pass_rate prompt_ids".split()
-    lines = lines_of(tmp_path, "group")
+    lines = lines_of(golden_run, "group")[:3]
     assert [[line[name] for name in names] for line in lines] == [
         [FIRST + 1, i, i == 2, answer, group.pass_rate, group.requests[0].prompt_ids]
         for i, (group, answer) in enumerate(zip(groups, ("1", "2", "1" * 2000)))
@@ -112,17 +97,16 @@ def test_what_is_kept_and_logged_is_how_it_was_sampled_what_it_was_worth_and_wha
         "zero_variance_fraction": 1 / 3,
         "ratio_mean": rho.mean(),
         "ratio_max": rho.max(),
-        "clipped_fraction": (rho > 5).mean(),
         "kl_estimate": (rho - 1 - log_rho).mean(),
         "effective_sample_size": rho.sum() ** 2 / len(rho) / (rho**2).sum(),
     }
-    (line,) = log(tmp_path, "train")
+    line, _ = log(golden_run, "train")
     assert {name: line[name] for name in expected} == pytest.approx(expected, rel=1e-3)
     assert {name for name in line if "age_" in name} <= {*expected}
 
-    validations = lines_of(tmp_path, "validation")
+    validations = lines_of(golden_run, "validation")
     found = [(line["step"] - FIRST, line["group"]) for line in validations]
-    assert found == [(step, problem) for step in (0, 1) for problem in (0, 1, 2)]
+    assert found == [(step, problem) for step in (0, 1, 2) for problem in (0, 1, 2)]
     assert not any("reward" in each for line in validations for each in line["completions"])
 
 
@@ -137,16 +121,16 @@ def test_about_forty_steps_are_kept_of_each_the_oldest_and_the_newest_groups():
 # --- the file -------------------------------------------------------------------------------------
 
 
-def test_times_count_from_the_beginning_and_six_problems_are_kept_from_the_shortest_to_the_longest(
-    models, tmp_path
+def test_times_count_from_the_beginning_and_six_problems_are_kept_until_the_file_is_full(
+    models, tmp_path, monkeypatch, capsys
 ):
-    """Of a run that began at .5 seconds."""
+    """Of a run that began at .5 seconds; problems from the shortest to the longest."""
     prompts = GivenGroups(settings(), [], None, models["llama"]).prompts
     writer = KeptRollouts(tmp_path / "rollouts.jsonl", settings(rollouts_kept=1), prompts, 0.5)
     writer.add_times(3, (1.0, 2.0), [(0, 1.0, 2.0, None), (0, 2.0, 3.0, 7)])
-    (line,) = lines_of(tmp_path, "times")
-    assert (line["step"], line["waited"]) == (3, [0.5, 1.5])
-    assert line["generators"] == [[0, 0.5, 1.5, None], [0, 1.5, 2.5, 7]]
+    times = {"kind": "times", "step": 3, "waited": [0.5, 1.5]}
+    times["generators"] = [[0, 0.5, 1.5, None], [0, 1.5, 2.5, 7]]
+    assert lines_of(tmp_path, "times") == [times]
     groups, (any_group, *_) = [], batch_of_groups()
     for number, length in enumerate([*range(40, 20, -1), *range(20)]):
         problem = Problem("?" * length, "", "")
@@ -154,12 +138,8 @@ def test_times_count_from_the_beginning_and_six_problems_are_kept_from_the_short
     writer.add_validation(0, groups)
     kept_numbers = [line["group"] for line in lines_of(tmp_path, "validation")]
     assert kept_numbers == [20, 27, 35, 16, 8, 0]
-
-
-def test_a_file_that_is_full_gets_no_more_and_says_so(models, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(kept, "MOST_BYTES", 1)
-    batches = [batch_of_groups()] * 3
-    train_on(settings(steps=3, rollouts_kept=1), models["llama"], batches, tmp_path)
-    (line,) = json_lines(tmp_path / "rollouts.jsonl")
-    assert (line["kind"], line["step"]) == ("times", FIRST + 1)
-    assert capsys.readouterr().err.count(f"full: from step {FIRST + 1} on it gets nothing") == 1
+    for step in (4, 5):
+        writer.add_times(step, (1.0, 2.0), [])
+    assert lines_of(tmp_path, "times") == [times]
+    assert capsys.readouterr().err.count("full: from step 4 on it gets nothing") == 1

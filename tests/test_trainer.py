@@ -5,8 +5,6 @@ import dataclasses
 import math
 import time
 import traceback
-from datetime import timedelta
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -91,9 +89,8 @@ def test_a_batch_without_any_variance_changes_nothing(models, tmp_path):
         group.verdicts = dict.fromkeys(range(4), Verdict(True))
     _, gradients = train_on(settings(), models["llama"], [groups], tmp_path)
     (line,) = log(tmp_path, "train")
-    assert gradients == []
-    names = ("loss", "zero_variance_fraction", "entropy", "skipped", "groups_counted")
-    assert [line[name] for name in names] == [0, 1, None, 0, 0]
+    expected = {"loss": 0, "zero_variance_fraction": 1, "entropy": None, "groups_counted": 0}
+    assert gradients == [] and expected.items() <= line.items()
 
 
 def test_the_age_of_every_token_is_asserted_where_a_batch_is_trained(models, tmp_path):
@@ -232,13 +229,8 @@ def test_a_scale_that_makes_gradients_overflow_is_halved_until_they_do_not(
 ):
     """Also in more steps than may fail. What is left of it when the run goes on is as it was."""
     monkeypatch.setattr(trainer, "FIRST_SCALE", 2.0**32)
-    chosen, batches = settings(24, dtype="float16"), []
-    for step in range(24):
-        batches.append(batch_of_groups(step))
-        for group in batches[-1]:
-            for each in group.rollouts.values():
-                each.versions[:] = FIRST + step
-    train_on(chosen, models["llama"], batches, tmp_path)
+    chosen = settings(24, dtype="float16", recipe=loss.Recipe(asynchrony="pipeline-24"))
+    train_on(chosen, models["llama"], [batch_of_groups(step) for step in range(24)], tmp_path)
     lines = log(tmp_path, "train")
     rescaled = [line["rescaled"] for line in lines]
     assert rescaled[:6] == [1] * 6 and rescaled[-1] == 0
@@ -246,19 +238,6 @@ def test_a_scale_that_makes_gradients_overflow_is_halved_until_they_do_not(
     scale = trainer.loss_scale(chosen, CPU, checkpoints(tmp_path)[-1])
     assert scale == 2.0 ** (32 - sum(rescaled)) == lines[-1]["loss_scale"]
     assert [trainer.next_scale(scale, False, step) / scale for step in (999, 1000)] == [1, 2]
-
-
-def test_layers_share_the_mask_behind_shared_prompts(models, group_of_one):
-    """As on a GPU, with a tied embedding, which stays in fp32."""
-    policy = trainer.make_policy(
-        settings(dtype="bfloat16"), load_model(models["llama-grouped-tied"]), CPU
-    )
-    policy.model.set_attn_implementation("fused")
-    (m,) = all_micro_batches([rollout(0, 0, [1] * 16, [1] * 200)] * 2, 1000, share=True)
-    kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
-        policy(m, True)
-    assert len({x.data_ptr() for x in kept if x.numel() == 2 * 199 * 215}) == 1
 
 
 def test_the_layers_of_the_language_part_are_gathered_one_by_one(models, group_of_one):
@@ -275,15 +254,15 @@ def test_the_layers_of_the_language_part_are_gathered_one_by_one(models, group_o
 def test_what_is_tried_comes_in_order_and_a_flag_is_kept():
     def tried(longest, again=None, tokens=None):
         asked = Settings(gradient_checkpointing=again, tokens_per_micro_batch=tokens)
-        found = [chosen for chosen, _ in trainer.choices(asked, longest)]
-        assert all(each.share_prompts != each.gradient_checkpointing for each in found)
-        return [(each.gradient_checkpointing, each.tokens_per_micro_batch) for each in found]
+        for chosen, _ in trainer.choices(asked, longest):
+            assert chosen.share_prompts != chosen.gradient_checkpointing
+            yield chosen.gradient_checkpointing, chosen.tokens_per_micro_batch
 
     first = [(False, 32_768), (True, 32_768)]
-    assert tried(16_384) == [*first, (True, 16_384)]
-    assert tried(10_000) == [*first, (True, 16_384), (True, 8192)]  # one sequence
-    assert tried(10_000, again=False) == [(False, 32_768 // n) for n in (1, 2, 4)]
-    assert tried(100, tokens=500) == [(False, 500), (True, 500)]
+    assert [*tried(16_384)] == [*first, (True, 16_384)]
+    assert [*tried(10_000)] == [*first, (True, 16_384), (True, 8192)]  # one sequence
+    assert [*tried(10_000, again=False)] == [(False, 32_768 // n) for n in (1, 2, 4)]
+    assert [*tried(100, tokens=500)] == [(False, 500), (True, 500)]
 
 
 def test_the_try_of_the_largest_micro_batch_leaves_no_trace(models, tmp_path, monkeypatch):
@@ -345,11 +324,6 @@ def train_cases(rank, ranks, models, folder, shared):
         except Exception:
             traceback.print_exc()  # pytest shows what another rank prints
             raise
-    if ranks > 1:  # NCCL, but not gloo, uses the store at the first collective of a GPU
-        store = dist.distributed_c10d._get_default_store()
-        store.set_timeout(timedelta(seconds=9))
-        store.set(f"of rank {rank}", "")
-        store.wait([f"of rank {each}" for each in range(ranks)])
 
 
 def course(folder, but):
@@ -433,17 +407,21 @@ class LargestTensor(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         made = function(*args, **(kwargs or {}))
-        for leaf in tree_leaves(made):
-            if isinstance(leaf, torch.Tensor):
-                self.numbers = max(self.numbers, leaf.numel())
+        sizes = [leaf.numel() for leaf in tree_leaves(made) if isinstance(leaf, torch.Tensor)]
+        self.numbers = max([self.numbers, *sizes])
         return made
 
 
 @pytest.mark.slow
 def test_nothing_of_a_long_sequence_is_quadratic_in_its_length(models, tmp_path, monkeypatch):
     """A step of training and a few of the engine, with the attention that GPUs have. With the one
-    that CPUs have there is a mask, and a score, for each pair of positions: the negative
-    control."""
+    that CPUs have there is a score for each pair of positions: the negative control."""
+
+    def as_on_a_gpu(folder, attention="fused"):
+        model = load_model(folder)
+        model.config.max_position_embeddings = length
+        model.set_attn_implementation(attention)
+        return model
 
     def step(length):
         members = [rollout(0, i, [1] * 16, np.arange(length - 16 - i) % 18) for i in range(2)]
@@ -452,22 +430,12 @@ def test_nothing_of_a_long_sequence_is_quadratic_in_its_length(models, tmp_path,
             train_on(chosen, models["qwen3"], [batch], tmp_path / str(length))
         return largest.numbers
 
-    def long(folder):
-        model = load_model(folder)
-        model.config.max_position_embeddings = length
-        return model
-
-    def as_on_a_gpu(folder):
-        model = long(folder)
-        model.set_attn_implementation("fused")
-        return model
-
     length = 8192
-    monkeypatch.setattr(trainer, "load_model", long)
+    most = 100 * length  # no part of these models is wider than 100 numbers for each position
     if not torch.cuda.is_available():
+        monkeypatch.setattr(trainer, "load_model", lambda folder: as_on_a_gpu(folder, "grouped"))
         assert step(1024) > 1000**2
     monkeypatch.setattr(trainer, "load_model", as_on_a_gpu)
-    most = 100 * length  # no part of these models is wider than 100 numbers for each position
     assert step(length) < most
 
     decoding = make_decoding(load_tokenizer(models["qwen3"]), Settings(prompt_budget=length))
@@ -477,15 +445,3 @@ def test_nothing_of_a_long_sequence_is_quadratic_in_its_length(models, tmp_path,
         engine.step()
         engine.step()
     assert engine.in_flight and largest.numbers < most
-
-
-def test_a_rank_takes_its_gpu_before_anything_else(monkeypatch):
-    """Whatever asks for no GPU in particular, nccl's threads among it, would otherwise be on the
-    first."""
-    calls = []
-    monkeypatch.setattr(torch.cuda, "set_device", lambda device: calls.append(device))
-    monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: calls.append("group"))
-    monkeypatch.setattr(dist, "barrier", lambda: calls.append("barrier"))
-    monkeypatch.setattr(dist, "destroy_process_group", lambda: None)
-    with ranks_module.one_of_the_ranks(1, ["cuda:6", "cuda:7"], Mock(), 9.0):
-        assert calls == ["cuda:7", "group", "barrier"]
