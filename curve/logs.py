@@ -78,7 +78,7 @@ y       slime          rollout/raw_reward
 y       TensorBoard    value
 y       any            y
 
-kind    any            (kind|type|split|mode|phase|stage)
+kind    any            ((log|event|record)_)?(kind|type|split|subset|mode|phase|stage|part) event
 label   any            {LABEL}
 """
 TABLE = defaultdict(list)
@@ -293,6 +293,8 @@ def curve_of(
     x, y = columns
     compute, rates = np.array([[row[x], row[y]] for row in rows]).T
     low, high = reading.range or (0, 1)
+    if low == high:
+        raise ValueError("--range: a wrong and a right answer give the same")
     rates = (rates - low) / (high - low)
     notes = []
     if reading.range and max(rates) <= 0.01:

@@ -205,9 +205,9 @@ def test_lines_that_cannot_be_read_are_left_out_and_told_if_they_are_few(place):
 
 
 def test_where_chooses_records():
-    stages = bytes_of(typed()).replace(b"type", b"stage")
+    stages = bytes_of(typed()).replace(b"type", b"event_type")
     assert "from the eval records" in read(stages).notes[0]
-    rollouts = read(stages, where="stage=rollout", y="answer_accuracy")
+    rollouts = read(stages, where="event_type=rollout", y="answer_accuracy")
     of_batches = read(trl(), y=REWARD)
     assert (set(rollouts.y), set(of_batches.y)) == ({0.5}, {0.3})
     assert all("measured in training" in series.notes[1] for series in (rollouts, of_batches))
@@ -362,6 +362,7 @@ REFUSED = [  # what is said, content, flags
     ("of labelled_so=b, labelled_so=a", UNKNOWN_LABEL),
     ("of algorithm=a, algorithm=b", OF_TASKS, dict(where="task=t")),
     ("of dataset=a, dataset=b", ALTERNATING),
+    ("--range: a wrong and a right", PLAIN, dict(range=(1, 1))),
     ("several rows have one step: choose with --where", [{"step": 1, "acc": 0.5}] * 3),
 ]
 
