@@ -16,7 +16,6 @@ from steps import (
     FIRST,
     batch_of_groups,
     loss_by_hand,
-    make_group,
     rollout,
     settings,
     stored,
@@ -24,17 +23,13 @@ from steps import (
     train_rank,
 )
 from torch.distributed.fsdp import FSDPModule
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 import loss
 import train
-from core.model import load_model, load_tokenizer
+from core.model import load_model
 from core.policy import micro_batches
-from core.rollouts import Batch, Request, SharedParameters
+from core.rollouts import Batch, SharedParameters
 from core.settings import Settings
-from core.text import make_decoding
-from core.torch_engine import TorchEngine
 from data.verify import Verdict
 from machinery import ranks as ranks_module
 from machinery import trainer
@@ -398,50 +393,3 @@ def test_another_optimizer_is_chosen_in_one_place_and_goes_on_from_a_checkpoint(
     expected, found = stored(tmp_path / "whole"), stored(tmp_path / "second")
     assert any(name.endswith("/momentum_buffer") for name in expected)
     torch.testing.assert_close(found, expected, **SAME)
-
-
-class LargestTensor(TorchDispatchMode):
-    """Numbers in the largest tensor that is made meanwhile."""
-
-    numbers = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        made = function(*args, **(kwargs or {}))
-        sizes = [leaf.numel() for leaf in tree_leaves(made) if isinstance(leaf, torch.Tensor)]
-        self.numbers = max([self.numbers, *sizes])
-        return made
-
-
-@pytest.mark.slow
-def test_nothing_of_a_long_sequence_is_quadratic_in_its_length(models, tmp_path, monkeypatch):
-    """A step of training and a few of the engine, with the attention that GPUs have. With the one
-    that CPUs have there is a score for each pair of positions: the negative control."""
-
-    def as_on_a_gpu(folder, attention="fused"):
-        model = load_model(folder)
-        model.config.max_position_embeddings = length
-        model.set_attn_implementation(attention)
-        return model
-
-    def step(length):
-        members = [rollout(0, i, [1] * 16, np.arange(length - 16 - i) % 18) for i in range(2)]
-        batch, chosen = [make_group(0, members, [1, 0])], settings(gradient_checkpointing=True)
-        with LargestTensor() as largest:
-            train_on(chosen, models["qwen3"], [batch], tmp_path / str(length))
-        return largest.numbers
-
-    length = 8192
-    most = 100 * length  # no part of these models is wider than 100 numbers for each position
-    if not torch.cuda.is_available():
-        monkeypatch.setattr(trainer, "load_model", lambda folder: as_on_a_gpu(folder, "grouped"))
-        assert step(1024) > 1000**2
-    monkeypatch.setattr(trainer, "load_model", as_on_a_gpu)
-    assert step(length) < most
-
-    decoding = make_decoding(load_tokenizer(models["qwen3"]), Settings(prompt_budget=length))
-    engine = TorchEngine(as_on_a_gpu(models["qwen3"]), decoding, 1)
-    engine.add([Request(0, 0, [1] * length, 9, (0,))])
-    with LargestTensor() as largest:
-        engine.step()
-        engine.step()
-    assert engine.in_flight and largest.numbers < most
