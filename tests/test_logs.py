@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import sys
 from itertools import cycle
 from pathlib import Path
@@ -58,42 +59,60 @@ def of_each(*rates, **others) -> list[dict]:
 # --- what each framework writes -------------------------------------------------------------------
 
 
-def ours():
-    for record in of_each("pass_rate", compute_flops=1):
-        yield record | {"kind": "validation", "num_examples": 960}
-        yield record | {"kind": "train", "pass_rate": 0.5}
+# The name of a file, and its columns of x and y. Then its lines: from the first with STEP on, they are
+# repeated for each point.
+FORMATS = """
+=== ours/log.jsonl | compute_flops | pass_rate
+{"kind": "validation", "compute_flops": STEP, "pass_rate": RATE, "num_examples": 960}
+{"kind": "train", "compute_flops": STEP, "pass_rate": 0.5}
+=== typed.jsonl | grpo_step | answer_accuracy
+{"type": "eval", "grpo_step": STEP, "reward": RATE, "answer_accuracy": RATE, "format_accuracy": 0.9}
+{"type": "rollout", "grpo_step": STEP, "reward": RATE, "answer_accuracy": 0.5, "std_reward": 0.1}
+=== verl.log | step | val/test_score/openai/gsm8k
+commit: d60f843, reward: 7
+\x1b[36m(Run)\x1b[0m step:STEP - actor/x:nan - val/test_score/openai/gsm8k:np.float64(RATE) - x/y:0.4
+\x1b[36m(Run)\x1b[0m step:STEP1 - actor/x:nan - critic/score/mean:0.4
+=== verl-first.log | step | val/test_score/openai/gsm8k
+(main_task pid=6) step:STEP - test_score/openai/gsm8k:RATE
+=== hf.log | num_tokens | rewards/accuracy_reward/mean
+Some weights were not used; a line of a library
+\r STEP%|#  | STEP/100 [00:01<01:00, 1.5s/it]\r          \r{'loss': nan, 'rewards/accuracy_reward/mean': RATE, 'num_tokens': STEP}
+=== hf-5.log | num_tokens | rewards/accuracy_reward/mean
+{'loss': 'nan', 'rewards/accuracy_reward/mean': 'RATE', 'num_tokens': 'STEP'}
+=== sb3.log | total_timesteps | success_rate
+----------------------------------
+|    total_timesteps | STEP   |
+| rollout/         |       |
+|    success_rate  | RATE |
+----------------------------------
+=== verl.jsonl | step | val-core/gsm8k/acc/mean@16
+{"step": STEP, "data": {"val-core/gsm8k/acc/mean@16": RATE}}
+=== wandb.jsonl | trainer/global_step | eval/success_rate
+{"_step": 9STEP, "trainer": {"global_step": STEP}, "eval": {"success_rate": RATE}}
+=== percent.csv | Step | Eval Accuracy
+Step,Eval Accuracy
+STEP,PERCENT%
+=== scalar.csv | Step | Value
+Wall time,Step,Value
+9,STEP,RATE
+=== tabs.tsv | step | pass_rate
+step	pass_rate
+STEP	RATE
+=== missing.csv | step | acc
+step,acc
+30,nan
+40,
+N/A,0.5
+STEP,RATE
+"""  # noqa: E501
 
 
-def typed():
+def of_points(lines: str) -> str:
+    head, block = re.split("(?m)(?=^.*STEP)", lines, maxsplit=1)
     for step, rate in CURVE:
-        at = {"grpo_step": step, "reward": rate}
-        yield at | {"type": "eval", "answer_accuracy": rate, "format_accuracy": 0.9}
-        yield at | {"type": "rollout", "answer_accuracy": 0.5, "std_reward": 0.1}
-
-
-def verl_console():
-    rates = dict(CURVE)
-    yield "commit: d60f843, reward: 7"
-    yield f"(main_task pid=6) step:0 - test_score/openai/gsm8k:{RATES[0]}"
-    for step in range(1, 101):
-        test = f" - val/test_score/openai/gsm8k:np.float64({rates.get(step)})" * (step in rates)
-        yield f"\x1b[36m(Run)\x1b[0m step:{step} - actor/x:nan{test} - critic/score/mean:0.4"
-
-
-def hugging_face_console(quote=""):
-    yield "Some weights were not used; a line of a library"
-    for step, rate in CURVE:
-        yield f"\r {step}%|#  | {step}/100 [00:01<01:00, 1.5s/it]\r          \r" + (
-            f"{{'loss': {quote}nan{quote}, 'rewards/accuracy_reward/mean': {quote}{rate}{quote}, "
-            f"'num_tokens': {quote}{step}{quote}}}"
-        )
-
-
-def boxes():
-    for step, rate in CURVE:
-        yield "-" * 40
-        yield f"| rollout/         |       |\n|    success_rate  | {rate} |"
-        yield f"| time/            |       |\n|    total_timesteps | {step}   |"
+        rates = block.replace("RATE", str(rate)).replace("PERCENT", str(100 * rate))
+        head += rates.replace("STEP", str(step))
+    return head
 
 
 def trl(last=100):
@@ -104,39 +123,23 @@ def trl(last=100):
     return json.dumps({"log_history": history, "callbacks": {}}, indent=1)
 
 
-VERL = [{"step": step, "data": {"val-core/gsm8k/acc/mean@16": rate}} for step, rate in CURVE]
-WANDB = [
-    {"_step": 3 * step, "trainer": {"global_step": step}, "eval": {"success_rate": rate}}
-    for step, rate in CURVE
-]
 COLUMNS = {"step": STEPS, "val_accuracy": RATES, "loss": [0.5] * 99, "name": "x"}
 LISTS = {"train": of_each(acc=0.001), "eval": of_each("acc"), "tags": ["x"]}
-SCALAR = [("Wall time", "Step", "Value"), *((9, *at) for at in CURVE)]
-PERCENT = [("Step", "Eval Accuracy"), *((step, f"{100 * rate}%") for step, rate in CURVE)]
 LONG = [("algorithm", "step", "acc"), *((name, *at) for name in "ab" for at in CURVE)]
 PLAIN = [("step", "pass_rate"), *CURVE]
-MISSING = [("step", "acc"), (30, "nan"), (40, ""), ("N/A", 0.5), *CURVE]
 REWARD = "rewards/accuracy_reward/mean"
 KINDS = {  # by name of the file: content, x, y
-    "ours/log.jsonl": (ours(), "compute_flops", "pass_rate"),
-    "typed.jsonl": (typed(), "grpo_step", "answer_accuracy"),
-    "verl.log": ("\n".join(verl_console()), "step", "val/test_score/openai/gsm8k"),
-    "hf.log": ("\n".join(hugging_face_console()), "num_tokens", REWARD),
-    "hf-5.log": ("\n".join(hugging_face_console("'")), "num_tokens", REWARD),
-    "sb3.log": ("\n".join(boxes()) + "\n", "total_timesteps", "success_rate"),
-    "verl.jsonl": (VERL, "step", "val-core/gsm8k/acc/mean@16"),
     "trainer_state.json": (trl(), "step", "eval_rewards/accuracy_reward/mean"),
     "lists.json": (json.dumps(LISTS), "step", "acc"),
-    "wandb.jsonl": (WANDB, "trainer/global_step", "eval/success_rate"),
     "columns.json": (json.dumps(COLUMNS), "step", "val_accuracy"),
-    "percent.csv": (PERCENT, "Step", "Eval Accuracy"),
-    "scalar.csv": (SCALAR, "Step", "Value"),
     "long.csv": (LONG, "step", "acc"),
-    "missing.csv": (MISSING, "step", "acc"),
-    "tabs.tsv": (bytes_of(PLAIN).replace(b",", b"\t"), "step", "pass_rate"),
     "utf-16.csv": (bytes_of(PLAIN).decode().encode("utf-16"), "step", "pass_rate"),
     "bom.jsonl": (b"\xef\xbb\xbf" + bytes_of(of_each("acc")), "step", "acc"),
 }
+for section in FORMATS.split("=== ")[1:]:
+    title, lines = section.split("\n", 1)
+    name, x, y = title.split(" | ")
+    KINDS[name] = (of_points(lines), x, y)
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -205,7 +208,7 @@ def test_lines_that_cannot_be_read_are_left_out_and_told_if_they_are_few(place):
 
 
 def test_where_chooses_records():
-    stages = bytes_of(typed()).replace(b"type", b"event_type")
+    stages = KINDS["typed.jsonl"][0].replace("type", "event_type")
     assert "from the eval records" in read(stages).notes[0]
     rollouts = read(stages, where="event_type=rollout", y="answer_accuracy")
     of_batches = read(trl(), y=REWARD)
@@ -322,10 +325,9 @@ def test_seeds_in_one_log_are_curves_of_one_name():
         assert series.name == "log" and series.notes[0].endswith(f"of seed {seed}")
 
 
-@pytest.mark.parametrize("first", [1, 5])
-def test_parts_of_one_run_are_one_curve_with_a_note(first):
-    """A base row before the method's, or a curriculum."""
-    rows = [("Base" if i < first else "GRPO", *at) for i, at in enumerate(CURVE)]
+def test_parts_of_one_run_are_one_curve_with_a_note():
+    """A base row before the method's."""
+    rows = [("GRPO" if step else "Base", step, rate) for step, rate in CURVE]
     series = read([("Method", "step", "acc"), *rows])
     require_curve(series)
     assert series.notes[0].endswith("one curve of several parts by Method: Base, GRPO")
