@@ -59,8 +59,8 @@ def of_each(*rates, **others) -> list[dict]:
 # --- what each framework writes -------------------------------------------------------------------
 
 
-# The name of a file, and its columns of x and y. Then its lines: from the first with STEP on, they are
-# repeated for each point.
+# The name of a file, and its columns of x and y. Then its lines; from the first with STEP on, each
+# point has its own.
 FORMATS = """
 === ours/log.jsonl | compute_flops | pass_rate
 {"kind": "validation", "compute_flops": STEP, "pass_rate": RATE, "num_examples": 960}
