@@ -213,16 +213,10 @@ class Feed:
         kind, _ = loss.parse_asynchrony(asynchrony)
         if kind == "ppo" and self.under_way:
             return
-        # What the recipe lets be under way, and what each generator can use: what its slots hold,
-        # and its share of one batch more. The rest would grow old in its queue.
+        # What the recipe lets be under way. A generator gets what its slots hold and its share of
+        # one batch more: the rest would grow old in its queue. But ppo hands out whole batches.
         most_in_all = loss.groups_ahead(asynchrony, settings.groups_per_step, version)
         share_of_batch = settings.groups_per_step // len(self.generators) + 1
-
-        def most_of(generator: Generator) -> int:
-            if kind == "ppo":  # whole batches are handed out together
-                return most_in_all
-            return generator.slots // settings.completions_per_prompt + share_of_batch
-
         groups_of = Counter(  # that each generator has not sent back
             group.generator
             for group in self.under_way.values()
@@ -231,7 +225,8 @@ class Feed:
         new = []
         while len(self.under_way) < most_in_all:
             generator = min(self.generators, key=lambda each: groups_of[each.number] / each.slots)
-            if groups_of[generator.number] >= most_of(generator):
+            most = generator.slots // settings.completions_per_prompt + share_of_batch
+            if kind == "pipeline" and groups_of[generator.number] >= most:
                 break
             prompt = self._next_prompt()
             if not prompt:
@@ -310,15 +305,13 @@ class Feed:
                 groups.append(self._group(number, source, problem_index, generator, version))
         self.validating = dict(enumerate(groups))
         self._send(groups)
-        go_on, began = True, time.monotonic()
-        said, completions = began, sum(len(group.requests) for group in groups)
+        go_on, said = True, time.monotonic()
         while go_on and not all(group.finished for group in groups):
             go_on = self._take_in()
-            now, done = time.monotonic(), sum(len(group.rollouts) for group in groups)
-            if now - said > SAY_EVERY:
-                said, left = now, (now - began) / 60 * (completions - done) / max(1, done)
-                minutes = f", {left:.0f} minutes left" if done else ""
-                say(f"validation: {done} of {completions}{minutes}")
+            if time.monotonic() - said > SAY_EVERY:
+                said = time.monotonic()
+                finished = sum(group.finished for group in groups)
+                say(f"validation: {finished} of {len(groups)} problems")
         self.validating = {}
         return groups if go_on and self._judged(groups) else None
 
@@ -345,15 +338,13 @@ class Feed:
         came = False
         for generator in list(self.generators):
             try:
-                reports = generator.read_reports(self.settings.wait_timeout)
+                for report in generator.read_reports(self.settings.wait_timeout):
+                    came = True
+                    self.busy_seconds += report.busy_seconds
+                    self.events += [(generator.number, *event) for event in report.events]
+                    self._submit(report.rollouts)
             except GeneratorFailed as failure:
                 self._replace(generator, failure)
-                continue
-            for report in reports:
-                came = True
-                self.busy_seconds += report.busy_seconds
-                self.events += [(generator.number, *event) for event in report.events]
-                self._submit(report.rollouts)
         return came
 
     def _submit(self, rollouts: list[Rollout]) -> None:

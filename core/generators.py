@@ -8,6 +8,7 @@ import queue
 import threading
 import time
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 
@@ -40,32 +41,28 @@ class Generator:
     reports: queue.SimpleQueue  # that have come
     heard: float  # clock reading when it was started, or when its last report came
     slots: int = 0  # of its engine; 0 until it has reported that it is ready
-    error: str | None = None  # it has ended with this; said after the reports before it
     receiver: threading.Thread | None = None  # brings the reports
 
     def give(self, requests: list[Request]) -> None:
         """Completions to sample. Returns at once."""
         self.work.put(requests)
 
-    def read_reports(self, timeout: float) -> list[Report]:
-        """The reports that have come, perhaps none. GeneratorFailed if the generator has died, or
-        if it has sent nothing for `timeout` seconds: it should report every few seconds."""
-        reports = []
+    def read_reports(self, timeout: float) -> Iterator[Report]:
+        """The reports that have come, perhaps none. GeneratorFailed after them if the generator has
+        failed or died, or if it has sent nothing for `timeout` seconds: it should report every few
+        seconds."""
         # Asked before reading: the last reports of a dead generator still count.
         alive = self.process.is_alive()
         if self.receiver and not alive:
             self.receiver.join(2.0)
         with contextlib.suppress(queue.Empty):
-            while not self.error:
+            while True:
                 report = self.reports.get_nowait()
-                self.error = report.error
+                if report.error:
+                    raise GeneratorFailed(f"{self.process.name} failed:\n{report.error}")
                 self.heard = time.monotonic()
                 self.slots = report.slots or self.slots
-                reports.append(report)
-        if reports:
-            return reports
-        if self.error:
-            raise GeneratorFailed(f"{self.process.name} failed:\n{self.error}")
+                yield report
         if not alive:
             code = self.process.exitcode
             how = f"by signal {-code}" if code < 0 else f"with status {code}"
@@ -74,7 +71,6 @@ class Generator:
             raise GeneratorFailed(
                 f"{self.process.name} has been silent for {timeout:.0f} s (--wait-timeout)"
             )
-        return []
 
     def stop(self) -> None:
         """Ask it to end. Returns at once."""

@@ -416,7 +416,7 @@ def starting_values(chosen: Sampling) -> dict:
     of_recipe = dict(vars(recipe).items() - vars(Recipe()).items())
     values = preset | by_memory | of_recipe  # and then the flags, in `read_flags`
     rate = values.get("learning_rate", Settings.learning_rate)
-    if is_run and chosen.lora_rank and rate:
+    if is_run and rate:
         values["learning_rate"] = float(f"{rate_factor(chosen.lora_rank, defaults) * rate:.6g}")
     return values
 
@@ -550,14 +550,10 @@ def refuse_impossible(settings: Sampling) -> None:
         f"--batch-factor {settings.recipe.batch_factor} of --prompts-per-step"
         f" {settings.prompts_per_step} leaves no prompt for a step",
     )
-    if settings.one_process:
-        trainers = settings.trainers
-        refuse(trainers > 1, f"--one-process has one trainer, and --trainers is {trainers}")
-        refuse(
-            settings.engine == "vllm",
-            "--one-process samples with --engine torch: vLLM makes a group of processes, which"
-            " would become the trainer's",
-        )
+    refuse(
+        settings.one_process and (settings.trainers > 1 or settings.engine == "vllm"),
+        "--one-process goes with --trainers 1 and --engine torch",
+    )
     refuse(
         settings.track and not importlib.util.find_spec(settings.track),
         f"--track {settings.track}: it is not installed; `pip install {settings.track}` brings it",

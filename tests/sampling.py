@@ -86,8 +86,8 @@ def samples_takes_updates_validates_and_stops(settings: EngineSettings) -> None:
     model = load_model(settings.model)
     shared = parameters_of(model)
     with contextlib.closing(start_generator(0, settings, shared)) as generator:
-        while not generator.slots:
-            assert generator.read_reports(300) or not time.sleep(0.01)
+        while not [*generator.read_reports(300)]:
+            time.sleep(0.01)
         assert generator.slots == settings.slots
         for version in (1, 2):
             change(shared, model, version)

@@ -280,8 +280,8 @@ UNUSABLE = r"""
 config.json | {"num_hidden_layers": 9} | lack \d+ weights, model.layers.\S+ first
 tokenizer_config.json | {"tokenizer_class": 1} | its tokenizer could not be
 chat | "{{ raise_exception('no') }}" | template cannot be used \(TemplateError: no
-chat | "{{ messages[0].content }}" | drops the prompt
-chat | "{{ messages[-1].content }}" | drops the system prompt
+chat | "{{ messages[0].content }}" | has 0 times the prompt
+chat | "{{ messages[-1].content }}" | has 0 times the system prompt
 chat | "{% for m in messages %}{{ m.content * loop.index }}{% endfor %}" | has 2 times the prompt
 adapter_config.json | {} | is a LoRA adapter: merge it
 config.json | {"quantization_config": {"quant_method": "awq", "bits": 4}} | is quantized
