@@ -240,7 +240,7 @@ stray | stray
 --resume nowhere | nowhere
 --resume runs | runs
 --track wandb | --track wandb
---one-process --trainers 3 | --one-process --trainers 3
+--one-process --trainers 3 | --one-process --trainers
 --one-process --engine vllm | --one-process --engine
 """
 

@@ -249,8 +249,6 @@ def attention(
             q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) if enable_gqa else x for x in (k, v))
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        attn_mask = torch.zeros_like(attn_mask, dtype=q.dtype).masked_fill(~attn_mask, -torch.inf)
     options = dict(attn_mask=attn_mask, scale=scale)
     return aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal, **options)[0]
 
