@@ -143,14 +143,13 @@ class Batch:
         self.groups = groups
         # P x G pairs, group by group.
         self.judged = judged = [pair for group in groups for pair in group.judged()]
-        shape = (len(groups), len(groups[0].requests))
         self.rollouts = [rollout for rollout, _ in judged]
+        tensor_PG = lambda values: torch.tensor(values).view(len(groups), -1)
         lengths = [int(rollout.sampled.sum()) for rollout in self.rollouts]
-        self.lengths_PG = torch.tensor(lengths).view(shape)  # int64: sampled tokens
-        scores = [verdict.score for _, verdict in judged]
-        self.scores_PG = torch.tensor(scores, dtype=torch.float32).view(shape)
+        self.lengths_PG = tensor_PG(lengths)  # int64: sampled tokens
+        self.scores_PG = tensor_PG([float(verdict.score) for _, verdict in judged])  # float32
         usable = [not (verdict.failure or rollout.truncated) for rollout, verdict in judged]
-        self.usable_PG = torch.tensor(usable).view(shape)
+        self.usable_PG = tensor_PG(usable)
         # How off-policy each sampled token is: the optimizer steps since the parameters that it was
         # sampled with.
         versions = [rollout.versions[rollout.sampled] for rollout in self.rollouts]

@@ -10,7 +10,6 @@ The value of a setting comes from the first of these that has one (`starting_val
     5. the field in this file or in loss.Recipe
 """
 
-import contextlib
 import importlib.util
 import json
 import math
@@ -347,20 +346,16 @@ def cpu_threads(settings: Sampling) -> int:
     return settings.threads or max(1, cores_here() // sum(computing))
 
 
-CGROUPS = Path("/sys/fs/cgroup")  # Linux, version 2: a folder for each group of processes
+QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container on Linux: "MICROSECONDS PERIOD"
 
 
 def cores_here() -> int:
     """Cores that this process may use, by its affinity and by the quota of its container."""
     if not hasattr(os, "sched_getaffinity"):  # not Linux
         return os.cpu_count()
-    cores = [len(os.sched_getaffinity(0))]
-    with contextlib.suppress(OSError):  # without /proc
-        own = CGROUPS / Path("/proc/self/cgroup").read_text().rpartition("0::/")[2].strip()
-        files = [group / "cpu.max" for group in (own, *own.parents)]
-        quotas = [file.read_text().split() for file in files if file.exists()]
-        cores += [int(most) // int(period) for most, period in quotas if most != "max"]
-    return min(cores)
+    cores = len(os.sched_getaffinity(0))
+    most, period = QUOTA.read_text().split() if QUOTA.exists() else ("max", "")
+    return cores if most == "max" else min(cores, int(most) // int(period))
 
 
 def trunk_dtype(settings: Sampling, device: str) -> torch.dtype:

@@ -145,8 +145,8 @@ THREADS = """
 
 def test_processes_that_take_turns_do_not_share_the_cores(monkeypatch, tmp_path):
     """There are eight, by affinity or by the quota of a container."""
-    monkeypatch.setattr(settings_module, "CGROUPS", tmp_path)
     quota = tmp_path / "cpu.max"
+    monkeypatch.setattr(settings_module, "QUOTA", quota)
     for affinity, text in ((8, "max 100000"), (64, "850000 100000")):
         monkeypatch.setattr(
             os, "sched_getaffinity", lambda _, cores=affinity: range(cores), raising=False
