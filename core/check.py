@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 import loss
 from core.attention import most_positions, recurrent
 from core.engine import Decoding, EngineSettings
-from core.model import head_of, in_one_sentence, refuse_misfit
+from core.model import head_of, in_one_sentence, refuse_too_long, refuse_unknown
 from core.policy import Policy, micro_batches
 from core.rollouts import Request, given_rollout
 from core.settings import refuse
@@ -29,9 +29,10 @@ WINDOW = 3  # in place of wider ones while we look, so that six tokens show them
 def refuse_unfit(
     model: PreTrainedModel, name: str, engine: EngineSettings, share_prompts: bool
 ) -> None:
-    """ValueError if this model, on the CPU in fp32, does not suit this engine and its budgets, or
-    the trainer."""
-    refuse_misfit(model, engine.decoding)
+    """ValueError if this model, on the CPU in fp32, does not suit this engine, its budgets and the
+    tokens that end or interrupt a completion, or the trainer."""
+    refuse_too_long(model, engine.decoding.longest)
+    refuse_unknown(model, engine.decoding.phrase + engine.decoding.eos)
     refuse_wrong_logprobs(model, name, engine.engine == "torch", share_prompts)
     if engine.dtype == torch.float16:
         refuse_overflow(model)

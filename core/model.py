@@ -21,7 +21,6 @@ from transformers.utils import find_adapter_config_file
 
 import loss
 from core.attention import attention_on_gpu, most_positions, of_config
-from core.engine import Decoding
 from core.settings import refuse
 
 transformers.utils.logging.disable_progress_bar()  # of loading, which is over in a moment
@@ -125,13 +124,6 @@ def refuse_too_long(model: PreTrainedModel, longest: int, advice: str = "") -> N
     refuse(
         longest > limit, f"the model holds {limit} tokens, and not {longest}: {advice or budgets}"
     )
-
-
-def refuse_misfit(model: PreTrainedModel, decoding: Decoding) -> None:
-    """ValueError if the budgets exceed the positions of the model, or if one of the tokens that end
-    or interrupt a completion has no embedding."""
-    refuse_too_long(model, decoding.longest)
-    refuse_unknown(model, decoding.phrase + decoding.eos)
 
 
 def refuse_unknown(model: PreTrainedModel, ids: Iterable[int]) -> None:

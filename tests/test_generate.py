@@ -28,7 +28,7 @@ from tokenizers.processors import TemplateProcessing
 import generate
 from core import generators
 from core.check import refuse_wrong_logprobs
-from core.model import load_model, load_tokenizer, refuse_misfit, refuse_too_long
+from core.model import load_model, load_tokenizer, refuse_too_long, refuse_unknown
 from core.rollouts import Report, Request, Rollout, SharedParameters, given_rollout
 from core.settings import Sampling, model_path, parse, read_sources
 from core.text import (
@@ -299,7 +299,7 @@ def test_a_model_that_cannot_be_used_is_refused_in_one_sentence(
         rewrite(folder / file, **changes)
     with pytest.raises(ValueError, match=message) as refused:
         model = load_model(str(folder))
-        refuse_misfit(model, decoding(phrase=tuple(changes if file == "ids" else [18])))
+        refuse_unknown(model, changes if file == "ids" else [18])
         tokenizer = load_tokenizer(str(folder))
         if file == "chat":
             tokenizer.chat_template = changes
@@ -373,21 +373,19 @@ def test_a_generator_process_samples_takes_updates_validates_and_stops(models):
     samples_takes_updates_validates_and_stops(settings_of(models["llama"]))
 
 
-def test_only_the_share_of_training_counts_as_busy_while_a_validation_is_sampled(
-    models, monkeypatch
-):
-    """Three completions of two tokens and one of four, by a clock by which each step of the engine
-    takes one second."""
-    clock = Mock()
+def test_only_the_share_of_training_counts_as_busy_while_a_validation_is_sampled(monkeypatch):
+    """By a clock by which each step of an engine takes one second. Here it has three completions
+    for training and one for a validation, and then none."""
+    clock, engine = Mock(), Mock(version=0)
     clock.monotonic.side_effect = itertools.count(0.0)
     monkeypatch.setattr("core.generators.time", clock)
-    settings = settings_of(models["llama"], eos=(), length_control="penalty", answer_budget=1)
-    sampler = generators.Sampler(settings, parameters_of(load_model(models["llama"])))
-    training = [Request(0, i, [1], 1, (i,)) for i in range(3)]
-    sampler.engine.add([*training, Request(0, 0, [1], 3, (3,), validation=True)])
-    rollouts = [rollout for _ in range(4) for rollout in sampler.step()]
-    report = sampler.report(rollouts)
-    assert (report.busy_seconds, len(rollouts)) == (1.5, 4)
+    monkeypatch.setattr("core.generators.make_engine", lambda _: engine)
+    sampler = generators.Sampler(None, Mock(version=0))
+    for validations in ((False, True), (False, False), ()):
+        engine.in_flight = [Request(0, 0, [1], 1, (0,), each) for each in validations]
+        engine.step.return_value = [given_rollout([1], [1])] * len(validations)
+        sampler.step()
+    assert sampler.report([]).busy_seconds == 0.75 + 1.0
     assert sampler.report([]) == Report()
 
 
