@@ -135,6 +135,6 @@ def test_a_flag_is_kept_and_slots_are_halved_until_they_fit(tmp_path):
 @pytest.mark.parametrize("gpu", ["1", "2"])
 def test_a_rank_that_has_too_little_memory_alone_ends_the_run(tmp_path, gpu):
     """It waits for the other, or the other for it, and neither for ever."""
-    flags = ["--trainers", "2", "--wait-timeout", "8", *SIZES]
+    flags = ["--trainers", "2", "--wait-timeout", "30", *SIZES]
     said = whole_run(3, *flags, folder=tmp_path, status=1, **largest(192 * 8192, gpu))
     assert "of the trainer alone" in said
