@@ -98,11 +98,11 @@ def task(tmp_path, monkeypatch):
 
 
 def judge(pool: VerifierPool, items: list) -> list:
-    """All verdicts, in the order of the items."""
-    verdicts = [*pool.judge([(i, *item) for i, item in enumerate(items)])]
-    assert sorted(key for key, _ in verdicts) == [*range(len(items))], "one verdict each"
-    assert pool.unfinished == 0
-    return [verdict for _, verdict in sorted(verdicts, key=lambda pair: pair[0])]
+    """The verdicts, one each, in the order of the items."""
+    keyed = [(i, *item) for i, item in enumerate(items)]
+    verdicts = sorted(pool.judge(keyed), key=lambda pair: pair[0])
+    assert [key for key, _ in verdicts] == [*range(len(items))] and pool.unfinished == 0
+    return [verdict for _, verdict in verdicts]
 
 
 def state(pid: int) -> str:
