@@ -107,9 +107,7 @@ def get_ready(problem: Problem) -> Callable:
 def answer_of(completion: str) -> str:
     """What is judged of a completion."""
     text = after_thinking(completion)
-    if "<answer>" in text:
-        text = text.rpartition("<answer>")[2].partition("</answer>")[0]
-    return text.strip()
+    return text.rpartition("<answer>")[2].partition("</answer>")[0].strip()
 
 
 # Numbers with brackets and - before them, and one operation between them: no ** and no //.
