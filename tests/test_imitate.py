@@ -30,20 +30,14 @@ def folder(tmp_path_factory):
     return folder
 
 
-def evaluated(folder: Path, model: str) -> dict:
-    """What generate.py --evaluate finds on the records with this model."""
-    path = folder / f"{model}.evaluation"
-    command = f"--evaluate --model {folder / model} --data {folder}/my.jsonl --log {path}"
+def test_what_has_learned_succeeds_now_and_then_and_ends(folder):
+    path = folder / "evaluation"
+    command = f"--evaluate --model {folder}/warm --data {folder}/my.jsonl --log {path}"
     budgets = "--defaults toy --prompt-budget 40 --thinking-budget 10 10 --problems 20 --samples 4"
     assert run_generate([*command.split(), *budgets.split()]) == 0
-    return json.loads(path.read_text())
-
-
-def test_a_model_that_never_succeeds_does_so_now_and_then_and_ends(folder):
-    before, after = evaluated(folder, "random"), evaluated(folder, "warm")
-    assert before["pass_rate"] == 0 and before["truncated_fraction"] > 0.3
-    assert after["pass_rate"] > 0.05
-    assert max(after["truncated_fraction"], after["interrupted_fraction"]) < 0.05
+    found = json.loads(path.read_text())
+    assert found["pass_rate"] > 0.05
+    assert max(found["truncated_fraction"], found["interrupted_fraction"]) < 0.05
 
 
 @pytest.mark.slow
