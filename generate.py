@@ -69,6 +69,8 @@ from machinery.evaluation import (
     report_evaluation,
 )
 
+SHOWN = 2  # completions of each kind, by --evaluate
+
 
 def main(command: GenerateCommand) -> int:
     """The command. Returns 0; ValueError, in one sentence, if the flags, the data or the model
@@ -126,7 +128,7 @@ def evaluate(command: GenerateCommand) -> None:
         if command.log:
             log_evaluation(command.log, command.model, source, figures, verdicts)
         for kind, chosen in examples(rollouts, verdicts).items():
-            for rollout in [*chosen.values()][: command.show]:
+            for rollout in [*chosen.values()][:SHOWN]:
                 print(quoted("prompt", problems[rollout.request.group].prompt))
                 print(quoted(kind, marked_text(tokenizer, rollout)))
 

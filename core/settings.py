@@ -99,8 +99,10 @@ class Sampling:
     data: tuple[str, ...] = option(
         ("arithmetic",), "tasks, data sets by name, files; with weights: polaris:3 deepcoder:1"
     )
-    defaults: Literal["auto", "toy", "paper", "small", "short"] = option(
-        "auto", "For flags not given; auto: toy for arithmetic, short for gym, else paper."
+    defaults: str = option(
+        "auto",
+        "For flags not given; auto: toy for arithmetic, short for gym, else paper.",
+        names=lambda: PRESETS,
     )
     seed: int = option(
         0,
@@ -273,7 +275,6 @@ class GenerateCommand(Sampling):
     temperature: float = option(
         1.0, "of sampling, 1 as in training; 0 takes the likeliest token", least=0
     )
-    show: int = option(2, "with --evaluate: print so many completions of each kind", least=0)
     length_control: loss.LengthControl = option("interruption", "penalty: nothing is interrupted")
     log: Path | None = option(
         None,
