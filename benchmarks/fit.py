@@ -10,6 +10,7 @@ import sys
 
 import common  # noqa: F401
 import numpy as np
+from curves import run_of
 
 from curve.comparison import compare
 from curve.fit import MOST_SCATTER, Fit, fit_sigmoid, sigmoid
@@ -28,31 +29,28 @@ OTHERS = {
 }
 
 
-def simulate(random, points: int, reach: float, noise: float, correlation=0.0, truth=TRUTH):
-    """Compute and pass rates, both [points + 1], of a run with the curve `truth`: from no compute
-    to `reach` times C_mid. The noise of neighbours correlates: AR(1) with this standard deviation.
-    The first point gives R0."""
-    x = np.linspace(0, reach * truth["C_mid"], points + 1)
-    drift = random.standard_normal(points + 1)
-    for i in range(1, points + 1):
-        drift[i] = correlation * drift[i - 1] + np.sqrt(1 - correlation**2) * drift[i]
-    return x, np.clip(sigmoid(x, **truth) + noise * drift, 0, 1)
+def intervals_that_hold(draws: int, points: int, correlation: float) -> np.ndarray:
+    """Whether the 95 % intervals of runs hold the truth, (draws, 5) of bool: A, B, C_mid, the curve
+    at twice the compute, and the end that the first half forecasts. Noise .01, up to 4 C_mid."""
+    random = np.random.default_rng(0)
+    held = []
+    for _ in range(draws):
+        how = dict(n=points + 1, last=4 * TRUTH["C_mid"], correlation=correlation)
+        x, y = run_of(**TRUTH, **how, seed=random)
+        fit = fit_sigmoid(x, y)
+        test = tested(fit_sigmoid(x, y, fit_to=x[-1] / 2), x, y)
+        intervals = [(fit.interval[name], TRUTH[name]) for name in ("A", "B", "C_mid")]
+        intervals.append((fit.band(2 * x[-1]), sigmoid(2 * x[-1], **TRUTH)))
+        intervals.append((test["interval"], test["came"]))
+        held.append([low <= value <= high for (low, high), value in intervals])
+    return np.array(held)
 
 
 def coverage(draws: int) -> list[dict]:
     """Percent of the runs whose 95 % intervals hold the truth: noise .01, up to 4 C_mid."""
     rows = []
     for points, correlation in itertools.product((20, 40, 75), (0.0, 0.3, 0.6, 0.8)):
-        random = np.random.default_rng(0)
-        held = []
-        for _ in range(draws):
-            x, y = simulate(random, points, 4, 0.01, correlation)
-            fit = fit_sigmoid(x, y)
-            test = tested(fit_sigmoid(x, y, fit_to=x[-1] / 2), x, y)
-            intervals = [(fit.interval[name], TRUTH[name]) for name in ("A", "B", "C_mid")]
-            intervals.append((fit.band(2 * x[-1]), sigmoid(2 * x[-1], **TRUTH)))
-            intervals.append((test["interval"], test["came"]))
-            held.append([low <= value <= high for (low, high), value in intervals])
+        held = intervals_that_hold(draws, points, correlation)
         named = zip(("A", "B", "C_mid", "forecast", "held out"), 100 * np.mean(held, axis=0))
         rows.append({"points": points, "correlation": correlation} | dict(named))
     return rows
@@ -66,8 +64,8 @@ def seeds_of(random, draws: int, truth: dict, noise: float, difference: tuple) -
     for in_A, in_mid in random.standard_normal((draws, 2)) * (0.0075, 0.05):
         middle = later * truth["C_mid"]
         of_seed = truth | {"A": truth["A"] + more_A + in_A, "C_mid": middle * np.exp(in_mid)}
-        run = simulate(random, points, reach * middle / of_seed["C_mid"], noise, 0, of_seed)
-        fits.append(fit_sigmoid(*run))
+        how = dict(n=points + 1, last=reach * middle, noise=noise, seed=random)
+        fits.append(fit_sigmoid(*run_of(**of_seed, **how)))
     return fits
 
 
@@ -109,7 +107,8 @@ def identification(draws: int) -> list[dict]:
         truth = {"A": A, "B": B, "C_mid": 1.0, "R0": random.uniform(0, A - 0.2)}
         reach = (made / (1 - made)) ** (1 / B)
         correlation = random.choice([0, 0.3, 0.6])
-        fit = fit_sigmoid(*simulate(random, points, reach, noise, correlation, truth))
+        how = dict(n=points + 1, last=reach, noise=noise, correlation=correlation)
+        fit = fit_sigmoid(*run_of(**truth, **how, seed=random))
         low, high = fit.interval["A"]
         scatter = fit.rms / np.sqrt(points)
         if scatter < MOST_SCATTER * (fit.A - fit.R0) and not fit.fell:

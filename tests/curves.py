@@ -8,7 +8,8 @@ from curve.fit import fit_sigmoid, sigmoid
 def run_of(
     A=0.7, B=1.8, C_mid=100.0, R0=0.2, n=41, last=600.0, noise=0.01, seed=0, correlation=0.0
 ):
-    """A run: x (n,) from 0, y (n,) with AR(1) noise. seed: a number or a Generator."""
+    """A run: x (n,) from 0, y (n,) with AR(1) noise of this standard deviation. seed: a number or a
+    Generator."""
     random = np.random.default_rng(seed)
     x = np.linspace(0, last, n)
     shocks = random.standard_normal(n)

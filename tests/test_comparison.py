@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from curves import fit_of, fits_of, run_of
+from fit import HALF, seeds_of
 
 from curve import comparison
 from curve.comparison import asymptote_of, compare, efficiency_between, fit_together
@@ -151,28 +152,19 @@ def test_an_asymptote_on_its_bound_is_printed_as_a_bound():
 # --- many draws -----------------------------------------------------------------------------------
 
 
-def seeds_of(random, number, noise=0.005, C_mid=100.0, **curve):
-    """Runs of one variant whose seeds scatter as they do in published studies."""
-    fits = []
-    for in_A, in_C_mid in random.standard_normal((number, 2)):
-        scattered = dict(A=0.7 + 0.0075 * in_A, C_mid=C_mid * np.exp(0.05 * in_C_mid))
-        fits.append(fit_of(seed=random, noise=noise, **scattered, **curve))
-    return fits
-
-
 @pytest.mark.parametrize("seeds", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_the_scatter_of_seeds_is_no_difference(seeds):
     """Of 30 pairs that are alike, half were told apart with one run each; and a slow short run was
     said to have another ceiling. A true difference is still found. `benchmarks/fit.py` has the
     rates."""
     random = np.random.default_rng(0)
+    of = lambda noise, *difference: seeds_of(random, seeds, HALF, noise, (*difference, None))
     claims = raised = found = 0
     for _ in range(30):
-        first = seeds_of(random, seeds)
-        claims += compared(first, seeds_of(random, seeds)).winner is not None
-        found += compared(first, seeds_of(random, seeds, C_mid=60.0)).winner == "two"
-        slow = seeds_of(random, seeds, 0.01, C_mid=200.0, n=21, last=500.0)
-        raised += compared(first, slow).kind == "ceiling"
+        first = of(0.005, 0, 1, 40, 6)
+        claims += compared(first, of(0.005, 0, 1, 40, 6)).winner is not None
+        found += compared(first, of(0.005, 0, 0.6, 40, 10)).winner == "two"
+        raised += compared(first, of(0.01, 0, 2, 20, 2.5)).kind == "ceiling"
     assert claims <= 3
     assert raised <= 5
     assert found >= 27
