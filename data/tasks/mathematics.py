@@ -290,14 +290,18 @@ SIGN = r"\\[a-zA-Z]+|\\\S|[<>]=|(?<![\d)}])!=|[^\w\s]|[^\W_a-zA-Z0-9]|(?<![a-zA-
 NOT_ASCII = "[^\x00-\x7f±≤≥≠∈∪∞«»∅ℝ…↵⟦⟧¤€£¢]"
 
 
+SPELLING = [
+    *BEFORE,
+    (SIGN, lambda sign: SPELLING_OF.get(sign[0], sign[0])),
+    (NOT_ASCII, lambda sign: unicodedata.normalize("NFKC", sign[0])),
+    *AFTER,
+]
+
+
 @lru_cache
 def cleaned(text: str) -> str:
     """The text in one spelling, without what only wraps or spaces it."""
-    for pattern, instead in BEFORE:
-        text = re.sub(pattern, instead, text)
-    text = re.sub(SIGN, lambda sign: SPELLING_OF.get(sign[0], sign[0]), text)
-    text = re.sub(NOT_ASCII, lambda sign: unicodedata.normalize("NFKC", sign[0]), text)
-    for pattern, instead in AFTER:
+    for pattern, instead in SPELLING:
         text = re.sub(pattern, instead, text)
     return text
 
@@ -305,7 +309,8 @@ def cleaned(text: str) -> str:
 # --- whether two answers are the same -------------------------------------------------------------
 
 # The letter of a choice, alone or before its text: D, (D) 12, D. 12, Option D.
-CHOICE = r"(?:(?i:option|choice|answer):? ?)?(?:\(([A-Z])\)|([A-Z])(?=[.):](?: |$)|$))[.):,]* *(.*)"
+CHOICE = r"""(?xs) (?: (?i: (?:option|choice|answer) :?[ ]? )?
+    (?: \( ([A-Z]) \) | ([A-Z]) (?= [.):] (?:[ ]|$) | $ ) ) [.):,]* [ ]* )? (.*)"""
 # What stands between the formulas of a problem.
 BETWEEN = r"""(?x) \$+ | \\[()\[\]] | \\\\(?![a-zA-Z]) | [&\n,;] | [.:?!](?=[\s$]|$)
     | (?<!\\)\b (?: [a-zA-Z]{3,} | an?(?=[ ][a-zA-Z]) | is | by | of | to | in | at | if | as )\b"""
@@ -331,9 +336,8 @@ def equal(wanted: str, given: str, text: str = "") -> bool:
 
 def as_choice(text: str) -> tuple[str, str]:
     """The letter of a choice, '' for none; and the text behind it, in one spelling."""
-    text = cleaned(text)
-    match = re.fullmatch(CHOICE, text)
-    return (match[1] or match[2], match[3]) if match else ("", text)
+    in_brackets, alone, behind = re.fullmatch(CHOICE, cleaned(text)).groups("")
+    return in_brackets + alone, behind
 
 
 def copied(wanted: str, given: str, text: str) -> bool:
@@ -526,16 +530,16 @@ def same_expression(wanted: str, given: str) -> bool:
     trees = tree_of(wanted), tree_of(given)
     letters = sorted({*re.findall(f"(?x){LETTER}", f"{wanted} {given}")} - {*CONSTANTS})
     rng, compared = random.Random(0), 0
-    allowed, taken = {""}, set()
-    sums_of(trees[0], allowed)
-    sums_of(trees[1], taken)
+    steps = allowed, taken = {""}, set()
+    for tree, own in zip(trees, steps):
+        sums_of(tree, own)
     for signs in SIGNS if letters else SIGNS[:1]:
         sizes = [mp.mpf(rng.choice(signs) * rng.lognormvariate(2, 4)) for _ in letters]
         point = CONSTANTS | dict(zip(letters, sizes))
         values = []
         with contextlib.suppress(*FAULTS):
-            values.append(compute(trees[0], point, allowed))
-            values.append(compute(trees[1], point, taken))
+            for tree, own in zip(trees, steps):
+                values.append(compute(tree, point, own))
         if len(values) == 2:
             if not taken <= allowed or not mp.almosteq(*map(mp.convert, values), mp.eps**0.5, 0):
                 return False
