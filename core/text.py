@@ -10,7 +10,6 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedModel, PreTrain
 from core.engine import Decoding
 from core.model import in_one_sentence, refuse_unknown
 from core.rollouts import Rollout
-from core.screen import warn
 from core.settings import Sampling, refuse
 from data import Problem
 
@@ -33,14 +32,12 @@ def turns(
     return asked
 
 
-def rendered(
-    tokenizer: PreTrainedTokenizerBase, asked: list[dict], settings: Sampling, goes_on: bool = True
-) -> str:
-    """Messages in the chat template, ready for a reply if it goes on. --thinking is
-    `enable_thinking` for the template; one that knows no such choice ignores it."""
+def rendered(tokenizer: PreTrainedTokenizerBase, asked: list[dict], settings: Sampling) -> str:
+    """Messages in the chat template, ready for a reply. --thinking is `enable_thinking` for the
+    template; one that knows no such choice ignores it."""
     with in_one_sentence(tokenizer.name_or_path, "its chat template cannot be used"):
         return tokenizer.apply_chat_template(
-            asked, tokenize=False, add_generation_prompt=goes_on, enable_thinking=settings.thinking
+            asked, tokenize=False, add_generation_prompt=True, enable_thinking=settings.thinking
         )
 
 
@@ -66,25 +63,18 @@ def prompt_ids(
 def refuse_template(
     tokenizer: PreTrainedTokenizerBase, problems: list[Problem], settings: Sampling
 ) -> None:
-    """ValueError if the chat template drops or repeats a turn that these problems have. If it does
-    not open a reply, this is said once."""
+    """ValueError if the chat template drops or repeats a turn that these problems have."""
     if tokenizer.chat_template is None:
         return
     with_most = max((messages(problem, settings) for problem in problems), key=len)
     asked = [turn | {"content": f"words of the {turn['role']}"} for turn in with_most]
-    text, path = rendered(tokenizer, asked, settings), tokenizer.name_or_path
+    text = rendered(tokenizer, asked, settings)
     for turn in asked:
         times = text.count(turn["content"])
         kind = "prompt" if turn["role"] == "user" else "system prompt (--system '' leaves it out)"
-        refuse(times != 1, f"--model {path}: its chat template has {times} times the {kind}")
-    reply = {"role": "assistant", "content": "words of a reply"}
-    before = rendered(tokenizer, [*asked, reply], settings, False).partition(reply["content"])[0]
-    opening = before.removeprefix(text).strip()
-    if opening and text == rendered(tokenizer, asked, settings, False):
-        warn(
-            "template",
-            f"--model {path}: its chat template has {opening!r} before a reply, but not at the end"
-            " of a prompt (add_generation_prompt)",
+        refuse(
+            times != 1,
+            f"--model {tokenizer.name_or_path}: its chat template has {times} times the {kind}",
         )
 
 

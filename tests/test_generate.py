@@ -313,19 +313,6 @@ def test_a_model_that_cannot_be_used_is_refused_in_one_sentence(
     assert "\n" not in str(refused.value) and str(refused.value).startswith("--")
 
 
-@pytest.mark.parametrize("opening, said", [("<think>", "'<think>' before a reply"), ("", "")])
-def test_a_template_without_a_generation_prompt_is_said_once(models, capsys, opening, said):
-    """If its replies begin with something; in some templates they do not."""
-    tokenizer, model = make_tokenizer(), load_model(models["llama"])
-    tokenizer.chat_template = (
-        "{% for m in messages %}{% if m.role == 'assistant' %}OPENING{% endif %}{{ m.content }}"
-        "{% endfor %}"
-    ).replace("OPENING", opening)
-    for _ in range(2):
-        refuse_prompts(tokenizer, problems_of("1+1="), Sampling(), model)
-    assert said in (lines := capsys.readouterr().err) and lines.count("warning") == bool(said)
-
-
 def test_code_that_lies_in_a_models_folder_is_never_run(models, tmp_path):
     """And nobody is asked whether it may be."""
     folder = shutil.copytree(models["llama"], tmp_path / "hostile")
