@@ -53,21 +53,17 @@ def test_clean_traces_lead_to_the_sum_and_noisy_ones_to_what_they_say():
 
 
 def test_an_example_is_of_no_held_out_problem_and_teaches_the_answer_but_not_the_phrase():
-    tokenizer, rng = make_base.make_tokenizer(), random.Random(2)
-    phrase = tokenizer(make_base.TIME_IS_UP + "</think>").input_ids
-    assert len(phrase) == 2, "the phrase and the marker are one token each"
-    think, seen = tokenizer.convert_tokens_to_ids("<think>"), 0
+    tokenizer, rng, seen = make_base.make_tokenizer(), random.Random(2), 0
+    phrase = make_base.TIME_IS_UP + "</think>"
+    assert len(tokenizer(phrase).input_ids) == 2, "the phrase and the marker are one token each"
     for i in range(2000):
         ids, labels = make_base.example(tokenizer, rng, noisy=i % 2 == 0)
-        assert not is_held_out(tokenizer.decode(ids).partition("=")[0])
-        start, wanted = ids.index(think) + 1, [*ids]
-        wanted[:start] = start * [-100]
-        if phrase[0] in ids:
-            at = ids.index(phrase[0])
-            assert ids[at : at + 2] == phrase
-            wanted[at : at + 2] = [-100, -100]
-            seen += 1
-        assert labels == wanted and ids[-1] == tokenizer.eos_token_id
+        problem, taught = tokenizer.decode(ids).split("=<think>")
+        assert not is_held_out(problem) and ids[-1] == tokenizer.eos_token_id
+        assert all(label in (-100, token) for token, label in zip(ids, labels))
+        learned = [label for label in labels if label != -100]
+        assert tokenizer.decode(learned) == taught.replace(phrase, "")
+        seen += phrase in taught
     assert seen
 
 
