@@ -12,6 +12,7 @@ import pytest
 import torch
 from steps import loss_by_hand, make_group, policy_of
 from torch.nn.utils import parameters_to_vector
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import loss
 from core.model import load_model, load_tokenizer
@@ -81,8 +82,6 @@ def our_gradient(recipe: loss.Recipe, batch: dict) -> torch.Tensor:
 @pytest.mark.parametrize("recipe", [loss.Recipe(), BASE, GSPO], ids=["scalerl", "base", "gspo"])
 def test_trl_has_our_gradient(recipe, tmp_path):
     """Of a batch that TRL samples, with groups of equal rewards and truncated completions."""
-    from transformers import TrainerCallback
-
     from tools.on_trl import make_trainer
 
     options = exported(tmp_path, recipe)
@@ -95,13 +94,10 @@ def test_trl_has_our_gradient(recipe, tmp_path):
         batches.append(batch)
         return judge(**batch)
 
-    class Gradients(TrainerCallback):
-        def on_pre_optimizer_step(self, args, state, control, model, **_):
-            theirs.append(gradient_of(model))
-
     trainer.reward_funcs[0] = noted
-    trainer.add_callback(Gradients())
+    hook = register_optimizer_step_pre_hook(lambda *_: theirs.append(gradient_of(trainer.model)))
     trainer.train()
+    hook.remove()
     ours = our_gradient(recipe, *batches)
     assert ours.norm() > 0 and (ours - theirs[0]).norm() / ours.norm() < 1e-4
 
