@@ -121,9 +121,7 @@ def refuse_too_long(model: PreTrainedModel, longest: int, advice: str = "") -> N
         " --thinking-budget, --answer-budget or --prompt-budget, or take a larger --model (small"
         " budgets: --defaults toy)"
     )
-    refuse(
-        longest > limit, f"the model holds {limit} tokens, and not {longest}: {advice or budgets}"
-    )
+    refuse(longest > limit, f"--model holds {limit} tokens, and not {longest}: {advice or budgets}")
 
 
 def refuse_unknown(model: PreTrainedModel, ids: Iterable[int]) -> None:

@@ -27,7 +27,6 @@ from tokenizers.processors import TemplateProcessing
 
 import generate
 from core import generators
-from core.check import refuse_wrong_logprobs
 from core.model import load_model, load_tokenizer, refuse_too_long, refuse_unknown
 from core.rollouts import Report, Request, Rollout, SharedParameters, given_rollout
 from core.settings import Sampling, model_path, parse, read_sources
@@ -46,21 +45,6 @@ from data.verify import Verdict
 from docs.make_base import make_tokenizer
 from machinery.evaluation import judge_all
 from machinery.run import make_prompts
-
-# --- models that cannot be sampled ----------------------------------------------------------------
-
-
-def test_a_model_with_too_few_positions_is_refused(models, monkeypatch):
-    """Of a model that reads pictures too, the language part is looked at."""
-    model = load_model(models["gemma3-pictures"])
-    refuse_wrong_logprobs(model, "M", True, True)
-    refuse_too_long(model, decoding().longest)
-    longrope = {"rope_type": "longrope", "original_max_position_embeddings": 40}
-    for name, value in (("rope_parameters", longrope), ("max_position_embeddings", 40)):
-        with monkeypatch.context() as changed, pytest.raises(ValueError, match="model holds 40"):
-            changed.setattr(model.config.text_config, name, value)
-            refuse_too_long(model, decoding().longest)
-
 
 # --- the way of the parameters --------------------------------------------------------------------
 
@@ -269,6 +253,8 @@ def test_tasks_and_readers_get_texts_with_the_usual_markers(models, chat_models)
 # --- what cannot be -------------------------------------------------------------------------------
 
 
+LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 40}
+LONGROPE |= {"short_factor": [1.0] * 8, "long_factor": [9.0] * 8}
 # What is wrong in a model, or asked of it, and what is said.
 UNUSABLE = r"""
 config.json | {"num_hidden_layers": 9} | lack \d+ weights, model.layers.\S+ first
@@ -279,6 +265,8 @@ chat | "{{ messages[-1].content }}" | has 0 times the system prompt
 chat | "{% for m in messages %}{{ m.content * loop.index }}{% endfor %}" | has 2 times the prompt
 adapter_config.json | {} | is a LoRA adapter: merge it
 config.json | {"quantization_config": {"quant_method": "awq", "bits": 4}} | is quantized
+config.json | {"max_position_embeddings": 40} | holds 40 tokens, and not
+config.json | {"rope_parameters": LONGROPE} | holds 40 tokens, and not
 flags | {"end_of_thinking": "12"} | wants exactly one
 flags | {"interruption_phrase": ""} | does not close thinking
 ids | [19] | the token 19, and the model has embeddings for 19 tokens
@@ -292,13 +280,14 @@ prompts | "zebra" | the token 19, and the model has embeddings for 19 tokens
 def test_a_model_that_cannot_be_used_is_refused_in_one_sentence(
     models, tmp_path, file, changes, message
 ):
-    changes = json.loads(changes)
+    changes = json.loads(changes.replace("LONGROPE", json.dumps(LONGROPE)))
     folder = Path(shutil.copytree(models["llama"], tmp_path / "model"))
     if file.endswith(".json"):
         (folder / file).exists() or shutil.move(folder / "config.json", folder / file)
         rewrite(folder / file, **changes)
     with pytest.raises(ValueError, match=message) as refused:
         model = load_model(str(folder))
+        refuse_too_long(model, decoding().longest)
         refuse_unknown(model, changes if file == "ids" else [18])
         tokenizer = load_tokenizer(str(folder))
         if file == "chat":
