@@ -31,7 +31,7 @@ class Progress:
     fifty lines."""
 
     def __init__(self, about: str, total: int, done: int = 0):
-        self.about, self.total, self.last_line = about, total, done
+        self.about, self.total, self.fiftieth = about, total, 50 * done // total
         size = os.get_terminal_size(sys.stderr.fileno()) if sys.stderr.isatty() else (0, 0)
         plain = 0 in size or os.environ.get("TERM") == "dumb"  # docker exec -t: 0 rows
         # A line that is too long loses its end, so what matters stands first.
@@ -44,9 +44,9 @@ class Progress:
         """Move to this step, and put the text beside the bar."""
         self.bar.set_postfix_str(text, refresh=False)
         self.bar.update(done - self.bar.n)
-        next_line = min(self.total, self.last_line + -(-self.total // 50))
-        if self.bar.disable and done >= next_line > self.last_line:
-            self.last_line = done
+        fiftieth = 50 * done // self.total
+        if self.bar.disable and fiftieth > self.fiftieth:
+            self.fiftieth = fiftieth
             say(f"{self.about}: step {done} of {self.total}, {text}")
 
     def close(self) -> None:
