@@ -189,6 +189,7 @@ def test_three_seeds_show_how_much_seeds_scatter(monkeypatch):
     monkeypatch.setattr(comparison, "SCATTER_OF_A", 0.0)
     assert np.ptp(wider) > 1.2 * np.ptp(compared(small, small).efficiency["B_ratio"])
     ratios = compared(alike, alike).efficiency
+    assert ratios["A"] == pytest.approx(fit.A)
     for name, scatter in (("B_ratio", 0.02), ("C_mid_ratio", 0.05)):
         half = t * np.sqrt(scatter**2 * 0.5 / 4.5 * 2 / 3)
         assert np.log(ratios[name]) == pytest.approx((0, -half, half), abs=1e-5)

@@ -152,6 +152,7 @@ def test_reads_every_kind(name):
     assert series.num_examples == (960 if name.startswith("ours") else None)
     warned = any("scale" in note for note in series.notes)
     assert warned == ("reward" in y or "score" in y)
+    assert any("in training" in note for note in series.notes) == y.startswith("rewards/")
 
 
 def test_folders_and_standard_input_are_named(monkeypatch):
@@ -314,6 +315,8 @@ def test_a_resumed_run_counts_once():
     series = read([("step", "val/acc"), *UNDONE, *CURVE[5:]])
     require_curve(series)
     assert "3 of 14 points are left out" in series.notes[1]
+    # No resumed run goes back to where it has not been: all points count, and are refused later.
+    assert len(read([("step", "val/acc"), *CURVE[5:], *CURVE[:5]]).x) == 11
     # A metric is no label: a loss that repeats, as the learning rate changed.
     parts = [(0.5, *at) for at in UNDONE] + [(0.25, *at) for at in CURVE[5:]]
     require_curve(read([("loss", "step", "val/acc"), *parts]))
