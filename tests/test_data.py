@@ -136,6 +136,7 @@ a.jsonl | {Q, "choices": null, "context": "", "images": [], "answer": "7"} | Q |
 a.jsonl | {Q, "choices": ["True", "False"], "answer": true} | Q//A. True//B. False | A
 a.jsonl,first=0 | {Q, "opa": "1", "opb": "7", "cop": 1} | Q//A. 1//B. 7 | B
 a.jsonl | {Q, "A": 0, "B": 7, "answer": "B"} | Q//A. 0//B. 7 | B
+a.jsonl | {Q, "A": 5, "answer": "7"} | Q | 7
 a.jsonl,first=1 | {"prompt": "Q", "Option 1": "8", "Option 2": "7", "answer": 2} | Q 8 7 | B
 a.jsonl | {"Body": "P", "Question": "Q", "Answer": 7.0} | P////Q | 7
 a.jsonl | {"article": "P", Q, "options": ["8", "7"], "answer": "B"} | P////Q 8 7 | B
