@@ -124,7 +124,7 @@ class RealRun:
                 maps = Path(f"/proc/{process}/maps").read_text()
                 self.shared_memory |= {*map(int, re.findall(r"(\d+) +/dev/shm/", maps))}
 
-    def until(self, condition, seconds: float = 120) -> None:
+    def until(self, condition, seconds: float = 300) -> None:
         """Wait until condition() holds. AssertionError with the output if it never does or the run
         ends first."""
         deadline = time.monotonic() + seconds
@@ -137,7 +137,7 @@ class RealRun:
     def until_step(self, step: int) -> None:
         self.until(lambda: last_step(self.folder) >= step)
 
-    def end(self, seconds: float = 120) -> int:
+    def end(self, seconds: float = 300) -> int:
         """Wait until the run has ended, with all its processes and its shared memory; the exit
         status."""
         deadline = time.monotonic() + seconds
@@ -146,7 +146,7 @@ class RealRun:
             self.look_at_shared_memory()
             time.sleep(0.2)
         # Python's resource tracker removes what dead processes have left, a moment after their end.
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         in_memory = lambda: {file.inode() for file in os.scandir("/dev/shm")}
         while left := {*self.processes()} | (self.shared_memory & in_memory()):
             assert time.monotonic() < deadline, f"left over: {left}"
