@@ -234,12 +234,14 @@ def chosen_columns(flag: str, rows: Rows, given: str | None) -> list[str]:
     """The columns that --x or --y names, or else the one of a known name. ValueError if there is
     not one."""
     names = names_in(rows)
+    if given and (flag == "x" or given in names):
+        return require([given], names, flag)
     if given and given != "all":
-        return require([given] if given in names else given.split(","), names, flag)
+        return require(given.split(","), names, flag)
     found = known(flag, names)
     if len(found) == 1 or given and found:
         return found
-    what = {"x": "compute", "y": "the pass rate"}[flag]
+    what = "compute" if flag == "x" else "the pass rate"
     among = ", ".join(found or names_in(rows, float)) or "none"
     raise ValueError(f"which column is {what}? --{flag} must name it; there are {among}")
 

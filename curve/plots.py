@@ -125,7 +125,6 @@ def _draw_residuals(axes, fit: Fit) -> None:
 
 def _draw_variants(axes, variants: Variants, comparisons: Sequence[Comparison]) -> None:
     """Each variant in a colour of its own. The legend says what is drawn."""
-    fits = sum(variants.values(), [])
     verdicts = {comparison.variants[0]: f"; {comparison.verdict}" for comparison in comparisons}
     for i, (name, seeds) in enumerate(variants.items()):
         # The space is for names that begin with _: matplotlib would hide the label.
@@ -133,7 +132,9 @@ def _draw_variants(axes, variants: Variants, comparisons: Sequence[Comparison]) 
         axes.plot([], [], color=f"C{i}", label=textwrap.fill(text, LABEL_WIDTH))
         for fit in seeds:
             _draw_seed(axes, fit, f"C{i}")
-    title = f"Pass rate over compute: {len(variants)} variants, {len(fits)} runs"
+    title = (
+        f"Pass rate over compute: {len(variants)} variants, {sum(map(len, variants.values()))} runs"
+    )
     axes.set_title(title, fontsize=10)
 
 

@@ -63,8 +63,7 @@ def source_of_R0(fit: Fit) -> str:
     if fit.r0 != "first":
         return "fitted" if fit.r0 == "free" else "given"
     if fit.R0 != y:
-        why = f"at {x:.4g}" if x else "further off the curve than chance explains"
-        return f"fitted: the first point, {y:.3f}, is {why}"
+        return f"fitted: the first point, {y:.3f}, is further off the curve than chance explains"
     where = f"at {x:.4g}: --r0 can say better" if x else "before training"
     return f"the first point, {where}"
 

@@ -359,6 +359,7 @@ REFUSED = [  # what is said, content, flags
     ("recursion", b"[" * 100_000),
     ("--y: there is no 'reward', but step, pass_rate", PLAIN, dict(y="reward")),
     ("--x: there is no 'reward', but step, pass_rate", PLAIN, dict(x="reward")),
+    ("--x: there is no 'step,pass_rate'", PLAIN, dict(x="step,pass_rate")),
     ("--where seed: there is no '5', but 3, 4", SEEDS, dict(where="seed=5")),
     ("--where: there is no 'sed', but seed, step", SEEDS, dict(where="sed=4")),
     ("--where, of split=val, split=test", SPLITS),
