@@ -194,8 +194,8 @@ CLAIMS = """
 04 | max(one_side.mismatch_mean) > 1e-4 and sum(one_side.clipped_fraction) > 0
 04 | max(both_fp32.mismatch_mean + both_bf16.mismatch_mean) < 1e-5
 04 | sum(both_fp32.clipped_fraction + both_bf16.clipped_fraction) == 0
-05 | max(map(abs, pushes(mean_over_samples))) < 1e-5
-05 | max(pushes(mean_over_prompts) + pushes(mean_over_tokens)) < -1e-5
+05 | coin.pass_rate[0] == wrong_is_right.pass_rate[0] == exact.pass_rate[0] < 0.3
+05 | max(coin.pass_rate) > 0.35 > max(exact.pass_rate)
 06 | no_filter.groups_counted == [16] * 4
 06 | max(both.groups_counted) < 16
 06 | both.prompts_retired[-1] < retire_early.prompts_retired[-1]
@@ -215,7 +215,6 @@ def columns(run: Path) -> SimpleNamespace:
 def test_commands_print_and_their_runs_show_what_the_lesson_says(lesson, run_page):
     logs = run_page(lesson).glob("*/log.jsonl")
     runs = {path.parent.name.replace("-", "_"): columns(path.parent) for path in logs}
-    runs["pushes"] = lambda run: [*map(sum, zip(run.push_up, run.push_down))]
     for number, claim in rows(CLAIMS):
         assert number != lesson or eval(claim, runs), claim
 
