@@ -16,7 +16,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
 
 
-def of_config(model: PreTrainedModel, usual, *names: str):
+def config_value(model: PreTrainedModel, usual, *names: str):
     """The first of these entries that the model's config has, and that is not 0; else the usual
     value. Of a model that reads pictures too, it is the config of its language part."""
     values = [getattr(model.config.get_text_config(), name, None) for name in names]
@@ -92,7 +92,7 @@ for name, attention, mask in (
 def attention_on_gpu(model: PreTrainedModel) -> str:
     """The name of its attention: "fused", or "grouped" if it has a softcap or sinks, which torch's
     kernels ignore in silence. "grouped" holds the scores of all pairs of tokens."""
-    softcap = of_config(model, None, "attn_logit_softcapping")
+    softcap = config_value(model, None, "attn_logit_softcapping")
     sinks = any(name.endswith("sinks") for name, _ in model.named_parameters())
     return "grouped" if softcap or sinks else "fused"
 
@@ -119,18 +119,18 @@ def masks(
 def windows(model: PreTrainedModel) -> list[int | None]:
     """How many tokens, itself among them, a token sees in each layer of attention; None: all before
     it."""
-    window = of_config(model, None, "sliding_window")
+    window = config_value(model, None, "sliding_window")
     of_kinds = {"full_attention": None, "hybrid": None, "sliding_attention": window}
-    alike = ["sliding_attention"] * of_config(model, 0, "num_hidden_layers")
-    kinds = of_config(model, alike, "layer_types")
+    alike = ["sliding_attention"] * config_value(model, 0, "num_hidden_layers")
+    kinds = config_value(model, alike, "layer_types")
     return [of_kinds[kind] for kind in kinds if kind in of_kinds]
 
 
 def most_positions(model: PreTrainedModel) -> int:
     """How many positions a sequence may have. Beyond them a model may rotate its whole batch
     otherwise (longrope), also if only padding lies there."""
-    limit = of_config(model, sys.maxsize, "max_position_embeddings")
-    rope = of_config(model, {}, "rope_parameters")
+    limit = config_value(model, sys.maxsize, "max_position_embeddings")
+    rope = config_value(model, {}, "rope_parameters")
     if rope.get("rope_type") == "longrope":
         limit = rope["original_max_position_embeddings"]
     return limit

@@ -20,7 +20,7 @@ from transformers import (
 from transformers.utils import find_adapter_config_file
 
 import loss
-from core.attention import attention_on_gpu, most_positions, of_config
+from core.attention import attention_on_gpu, config_value, most_positions
 from core.settings import refuse
 
 transformers.utils.logging.disable_progress_bar()  # of loading, which is over in a moment
@@ -106,9 +106,9 @@ def put_on_device(
 
 def head_of(model: PreTrainedModel) -> loss.Head:
     """The LM head, with the factors that configs have under these names."""
-    linear, factor = model.get_output_embeddings(), functools.partial(of_config, model, 1.0)
+    linear, factor = model.get_output_embeddings(), functools.partial(config_value, model, 1.0)
     scale = factor("logit_scale") * factor("lm_head_multiplier") / factor("logits_scaling")
-    cap = of_config(model, None, "final_logit_softcapping")
+    cap = config_value(model, None, "final_logit_softcapping")
     return loss.Head(linear.weight, getattr(linear, "bias", None), scale, cap)
 
 

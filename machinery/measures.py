@@ -10,7 +10,7 @@ from torch import Tensor, no_grad
 from torch.nn import Embedding
 from transformers import PreTrainedModel
 
-from core.attention import of_config, windows
+from core.attention import config_value, windows
 from core.policy import MicroBatch, Parts
 from core.rollouts import Batch
 from machinery.ranks import from_all_ranks
@@ -109,8 +109,8 @@ def matmul_parameters(model: PreTrainedModel) -> int:
     the head. In a mixture of experts, only the experts of one token count."""
     tables = {each.weight for each in model.modules() if isinstance(each, Embedding)}
     tables -= {model.get_output_embeddings().weight}
-    experts = of_config(model, 1, "num_experts", "num_local_experts", "n_routed_experts")
-    used = of_config(model, 1, "num_experts_per_tok", "top_k_experts")
+    experts = config_value(model, 1, "num_experts", "num_local_experts", "n_routed_experts")
+    used = config_value(model, 1, "num_experts_per_tok", "top_k_experts")
     total = 0
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and parameter not in tables:
