@@ -204,17 +204,18 @@ def require(names: list[str], among: Collection[str], flag: str) -> list[str]:
 
 
 def chosen_rows(rows: Rows, where: str | None) -> tuple[Rows, str]:
-    """The rows that --where names; and of those the validations, if a column of a known name tells
-    kinds apart. Returns them and their kinds. ValueError if several kinds of validations are
-    left."""
+    """The rows that --where names; and of those the validations, if a column of a known name, or
+    one of texts that all say training or validation, tells kinds apart. Returns them and their
+    kinds. ValueError if several kinds of validations are left."""
     for condition in re.split(",(?=[^,]+=)", where) if where else ():  # a value may have commas
         column, _, value = condition.partition("=")
         require([column], names_in(rows), "where")
         groups = groups_of(rows, column)
         require([text_of(value)], groups, f"where {column}")
         rows = groups[text_of(value)]
+    told = [name for name in names_in(rows, str) if tells_kinds(groups_of(rows, name))]
     kinds = []
-    for column in known("kind", names_in(rows)):
+    for column in known("kind", names_in(rows)) or told:
         groups = groups_of(rows, column)
         found = [kind for kind in groups if VALIDATION.search(kind)]
         if len(found) > 1:
@@ -222,6 +223,12 @@ def chosen_rows(rows: Rows, where: str | None) -> tuple[Rows, str]:
         rows = groups[found[0]] if found else rows
         kinds += found or groups
     return rows, " and ".join(kinds)
+
+
+def tells_kinds(values: Collection[str]) -> bool:
+    """Whether some of these texts say validation, and all others training."""
+    said = {(bool(VALIDATION.search(value)), bool(TRAINING.search(value))) for value in values}
+    return said == {(True, False), (False, True)}
 
 
 def several(what: str, column: str, values: Collection[str]) -> ValueError:

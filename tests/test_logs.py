@@ -68,6 +68,10 @@ FORMATS = """
 === typed.jsonl | grpo_step | answer_accuracy
 {"type": "eval", "grpo_step": STEP, "reward": RATE, "answer_accuracy": RATE, "format_accuracy": 0.9}
 {"type": "rollout", "grpo_step": STEP, "reward": RATE, "answer_accuracy": 0.5, "std_reward": 0.1}
+=== job.csv | step | accuracy
+step,job,accuracy
+STEP,eval,RATE
+STEP.5,rollout,0.5
 === verl.log | step | val/test_score/openai/gsm8k
 commit: d60f843, reward: 7
 \x1b[36m(Run)\x1b[0m step:STEP - actor/x:nan - val/test_score/openai/gsm8k:np.float64(RATE) - x/y:0.4
