@@ -10,7 +10,7 @@ order in which a rollout meets them.
     6. Advantages         four norms
     7. Losses             cispo, dapo, grpo, gspo, and newer ones: one term per token
     8. Aggregation        one weight per token, fixed for the whole batch
-    9. What train.py calls: `worth` for a batch, `policy_loss` for each of its micro-batches
+    9. What train.py calls: `credit` for a batch, `policy_loss` for each of its micro-batches
 
 Dimensions: P prompts in a batch, G completions per prompt (a group), B sequences in a micro-batch,
 T tokens, N = any number of tokens, D hidden size, V vocabulary. `rewards_PG` is a tensor of shape
@@ -664,8 +664,8 @@ def token_weights(lengths_PG: Tensor, counted_PG: Tensor, aggregation: str) -> T
 # --- 9. What train.py calls -----------------------------------------------------------------------
 
 
-class Worth(NamedTuple):
-    """What each completion of a batch is worth, [P, G] each."""
+class Credit(NamedTuple):
+    """Credit assignment: what each completion of a batch gets, [P, G] each."""
 
     rewards_PG: Tensor
     counted_PG: Tensor  # bool: the effective batch
@@ -673,14 +673,14 @@ class Worth(NamedTuple):
     weights_PG: Tensor  # of each sampled token
 
 
-def worth(
+def credit(
     recipe: Recipe,
     scores_PG: Tensor,
     lengths_PG: Tensor,
     usable_PG: Tensor,
     thinking_budget: int,
     answer_budget: int,
-) -> Worth:
+) -> Credit:
     """Parts 3, 5, 6 and 8, once for the whole batch of an optimizer step.
 
     scores_PG: float32 verdicts, 0 is wrong and 1 is correct; lengths_PG: sampled tokens; usable_PG:
@@ -692,7 +692,7 @@ def worth(
     counted_PG = counted_samples(rewards_PG, usable_PG, recipe.zero_variance_filter)
     advantages_PG = advantages(rewards_PG, usable_PG, counted_PG, recipe.advantage_norm)
     weights_PG = token_weights(lengths_PG, counted_PG, recipe.aggregation)
-    return Worth(rewards_PG, counted_PG, advantages_PG, weights_PG)
+    return Credit(rewards_PG, counted_PG, advantages_PG, weights_PG)
 
 
 def policy_loss(

@@ -157,9 +157,9 @@ def train(rank: int, start: Start, run: Run | None = None) -> None:
             f"a token of step {step} is {oldest} steps old"
         )
 
-        # 2. What each completion is worth. Advantages and token weights are fixed for the whole
+        # 2. The credit of each completion. Advantages and token weights are fixed for the whole
         # batch, so the gradient does not depend on how the batch is cut below.
-        worth = loss.worth(
+        credit = loss.credit(
             recipe,
             batch.scores_PG,
             batch.lengths_PG,
@@ -167,9 +167,9 @@ def train(rank: int, start: Start, run: Run | None = None) -> None:
             settings.thinking_budget[1],
             settings.answer_budget,
         )
-        advantages_R = worth.advantages_PG.flatten().to(device)
-        weights_R = worth.weights_PG.flatten().to(device)
-        counted_rows = worth.counted_PG.flatten().nonzero().flatten().tolist()
+        advantages_R = credit.advantages_PG.flatten().to(device)
+        weights_R = credit.weights_PG.flatten().to(device)
+        counted_rows = credit.counted_PG.flatten().nonzero().flatten().tolist()
 
         # 3. The gradient. It adds up over this rank's micro-batches and over the ranks. FSDP
         # divides by the number of ranks, but our weights need the sum.
@@ -228,14 +228,14 @@ def train(rank: int, start: Start, run: Run | None = None) -> None:
             step,
             batch,
             totals,
-            worth,
+            credit,
             {
                 "skipped": int(not finite and not overflow),
                 "rescaled": int(overflow),
                 "loss_scale": scale,
                 "gradient_norm": gradient_norm,
                 "learning_rate": learning_rate,
-                "groups_counted": int(worth.counted_PG.any(1).sum()),
+                "groups_counted": int(credit.counted_PG.any(1).sum()),
                 "parameters_seconds": copying_seconds,
             },
         )

@@ -50,7 +50,7 @@ TRAINED_AT = 8  # the version that is trained: the batch is as old as PipelineRL
 class Step:
     """What a recipe computes from a batch. In [B, T] there is a row for each completion."""
 
-    worth: loss.Worth
+    credit: loss.Credit
     logprobs_BT: Tensor
     log_rho_BT: Tensor
     terms_BT: Tensor
@@ -60,13 +60,13 @@ class Step:
 
     def of_row(self, row: int) -> tuple[float, float]:
         """The advantage and the weight of each token of a completion."""
-        return tuple(each.flatten()[row].item() for each in self.worth[2:])
+        return tuple(each.flatten()[row].item() for each in self.credit[2:])
 
 
 def step(recipe: Recipe, batch: Batch, policy) -> Step:
     """The middle of the loop in train.py; the gradient stays in the policy. All completions are one
     micro-batch, in their order: those that do not count have no weight."""
-    worth = loss.worth(
+    credit = loss.credit(
         recipe,
         batch.scores_PG,
         batch.lengths_PG,
@@ -77,15 +77,15 @@ def step(recipe: Recipe, batch: Batch, policy) -> Step:
     widths = 0, max(rollout.total_tokens for rollout in batch.rollouts) - 1
     m = micro_batch(batch.rollouts, range(len(batch.rollouts)), widths, CPU)
     logprobs_BT, _ = policy(m, recipe.fp32_logits)
-    advantages_B = worth.advantages_PG.flatten()
+    advantages_B = credit.advantages_PG.flatten()
     given = (recipe, logprobs_BT, m.generator_logprobs_BT, m.sampled_BT, advantages_B)
-    policy_loss, _ = loss.policy_loss(*given, worth.weights_PG.flatten())
+    policy_loss, _ = loss.policy_loss(*given, credit.weights_PG.flatten())
     policy.zero_grad()
     policy_loss.backward()
     norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), SETTINGS.clip_gradient).item()
     terms_BT, log_rho_BT, clipped_BT = loss.token_terms(*given)
     return Step(
-        worth,
+        credit,
         logprobs_BT.detach(),
         log_rho_BT,
         terms_BT.detach(),
@@ -190,7 +190,7 @@ def page() -> str:
     sections = [
         TITLE,
         verdicts_section(batch, tokenizer),
-        worth_section(made, batch),
+        credit_section(made, batch),
         tokens_section(made, batch.rollouts[SHOWN], tokenizer),
         loss_section(made),
         changes_section(batch, policy),
@@ -238,8 +238,8 @@ allows 8.
 """
 
 
-def worth_section(made: Step, batch: Batch) -> str:
-    rewards_PG, counted_PG, advantages_PG, weights_PG = made.worth
+def credit_section(made: Step, batch: Batch) -> str:
+    rewards_PG, counted_PG, advantages_PG, weights_PG = made.credit
     means_PG = rewards_PG.mean(1, keepdim=True).expand_as(rewards_PG)
     columns = (rewards_PG, means_PG, counted_PG, advantages_PG, weights_PG)
     rows = []
@@ -298,7 +298,7 @@ in between have made the token more likely; if it is below 1, less likely.
 
 def loss_section(made: Step) -> str:
     # What each completion adds to the loss.
-    parts = (-made.terms_BT.sum(1) * made.worth.weights_PG.flatten()).tolist()
+    parts = (-made.terms_BT.sum(1) * made.credit.weights_PG.flatten()).tolist()
     row = [number(part, 4) for part in [*parts, sum(parts)]]
     return f"""## 4. The loss
 

@@ -99,7 +99,7 @@ class KeptRollouts:
         ]
         self._add({"kind": "times", "step": step, "waited": waited, "generators": generators})
 
-    def add_batch(self, step: int, batch: Batch, worth: loss.Worth, totals: Totals) -> None:
+    def add_batch(self, step: int, batch: Batch, credit: loss.Credit, totals: Totals) -> None:
         """Add the groups of a step that are kept, with what `totals` has of their tokens."""
         may_retire = not self.settings.recipe.positive_resampling
         for p, (group, usable_G) in enumerate(zip(batch.groups, batch.usable_PG)):
@@ -107,16 +107,16 @@ class KeptRollouts:
             if first_row not in totals.kept_rows:
                 continue
             line = self._line("group", step, group)
-            rewards = worth.rewards_PG[p][usable_G]
+            rewards = credit.rewards_PG[p][usable_G]
             line["mean_reward"] = rewards.mean().item() if len(rewards) else None
             line["retired"] = may_retire and loss.retires(group.pass_rate)
             for i, completion in enumerate(line["completions"]):
-                fate = "trained" if worth.counted_PG[p, i] else "filtered"
+                fate = "trained" if credit.counted_PG[p, i] else "filtered"
                 if not usable_G[i]:
                     fate = "truncated" if completion["truncated"] else "no verdict"
                 completion["became"] = fate
                 for name in ("reward", "advantage", "weight"):
-                    completion[name] = six_digits(getattr(worth, f"{name}s_PG")[p, i].item())
+                    completion[name] = six_digits(getattr(credit, f"{name}s_PG")[p, i].item())
                 for name, values in totals.tokens.get(first_row + i, {}).items():
                     completion[name] = at_sampled(values, group.rollouts[i].sampled)
             self._add(line)

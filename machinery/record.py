@@ -145,18 +145,18 @@ class Record:
         return curves
 
     def log_step(
-        self, step: int, batch: Batch, totals: Totals, worth: loss.Worth, figures: dict
+        self, step: int, batch: Batch, totals: Totals, credit: loss.Credit, figures: dict
     ) -> None:
         """Log a step: what it has computed, its completions, and what has happened since the line
         before. figures: further columns."""
         feed = self.feed
         self.compute.add(batch, totals.parts)
-        zero_variance_P = loss.zero_variance(worth.rewards_PG, batch.usable_PG)
+        zero_variance_P = loss.zero_variance(credit.rewards_PG, batch.usable_PG)
         line = {
             "kind": "train",
             "step": step,
             "pass_rate": (batch.scores_PG == 1).float().mean().item(),
-            "reward_mean": worth.rewards_PG.mean().item(),
+            "reward_mean": credit.rewards_PG.mean().item(),
             "zero_variance_fraction": zero_variance_P.float().mean().item(),
             **figures,
             **totals.columns(),
@@ -171,7 +171,7 @@ class Record:
         }
         self.log.add(line)
         self.rollouts.add_times(step, self.waited, feed.events)
-        self.rollouts.add_batch(step, batch, worth, totals)
+        self.rollouts.add_batch(step, batch, credit, totals)
         feed.events = []
 
         self.steps = [*self.steps, line][-REMEMBERED:]

@@ -363,12 +363,12 @@ class Run:
         return due and self.record.last_validation < version and not self.over()
 
     def finish_step(
-        self, step: int, batch: Batch, totals: Totals, worth: loss.Worth, figures: dict
+        self, step: int, batch: Batch, totals: Totals, credit: loss.Credit, figures: dict
     ) -> None:
         """No-Positive-Resampling: the prompts that the batch has solved do not come again. And
         write down what has happened. figures: further columns of the log."""
         self.feed.retire(batch.groups)
-        self.record.log_step(step, batch, totals, worth, figures)
+        self.record.log_step(step, batch, totals, credit, figures)
 
     def end(self, version: int) -> bool:
         """Stop the clock of training, and note why the run is over, if it came to its end. Returns

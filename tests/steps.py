@@ -100,10 +100,10 @@ def groups_of_every_fate() -> list[Group]:
     return groups
 
 
-def worth_of(chosen: Settings, batch: Batch) -> loss.Worth:
-    """What these completions are worth, by loss.py."""
+def credit_of(chosen: Settings, batch: Batch) -> loss.Credit:
+    """The credit of these completions, by loss.py."""
     of_batch = batch.scores_PG, batch.lengths_PG, batch.usable_PG
-    return loss.worth(chosen.recipe, *of_batch, chosen.thinking_budget[1], chosen.answer_budget)
+    return loss.credit(chosen.recipe, *of_batch, chosen.thinking_budget[1], chosen.answer_budget)
 
 
 def policy_of(model, rollout) -> tuple[Categorical, Tensor]:
@@ -116,13 +116,13 @@ def policy_of(model, rollout) -> tuple[Categorical, Tensor]:
 
 def loss_by_hand(model, batch: Batch, chosen: Settings) -> Tensor:
     """The loss of a step by loss.py, from a plain forward of each completion, without padding."""
-    worth, rows = worth_of(chosen, batch), []
+    credit, rows = credit_of(chosen, batch), []
     for r in batch.rollouts:
         policy, tokens_T = policy_of(model, r)
         logprobs_T = policy.log_prob(tokens_T)
         rows.append((logprobs_T, torch.tensor(r.logprobs), torch.tensor(r.sampled)))
     columns = [pad_sequence(column, batch_first=True) for column in zip(*rows)]
-    of_completions = worth.advantages_PG.flatten(), worth.weights_PG.flatten()
+    of_completions = credit.advantages_PG.flatten(), credit.weights_PG.flatten()
     return loss.policy_loss(chosen.recipe, *columns, *of_completions)[0]
 
 

@@ -9,10 +9,10 @@ from steps import (
     FIRST,
     GivenGroups,
     batch_of_groups,
+    credit_of,
     groups_of_every_fate,
     policy_of,
     settings,
-    worth_of,
 )
 
 from core.model import load_model, load_tokenizer
@@ -60,7 +60,7 @@ def test_what_is_kept_and_logged_is_how_it_was_sampled_what_it_was_worth_and_wha
     completion at a time. The same problems are kept at all validations."""
     groups, model = groups_of_every_fate(), load_model(models["llama"]).requires_grad_(False)
     batch = Batch(groups, FIRST)
-    worth = worth_of(read_settings(golden_run), batch)
+    credit = credit_of(read_settings(golden_run), batch)
     names = "step group retired answer pass_rate prompt_ids".split()
     lines = lines_of(golden_run, "group")[:3]
     assert [[line[name] for name in names] for line in lines] == [
@@ -84,7 +84,7 @@ def test_what_is_kept_and_logged_is_how_it_was_sampled_what_it_was_worth_and_wha
         expected = {"ids": r.tokens, "sampled": r.sampled, "versions": r.versions}
         expected |= {name: np.where(r.sampled, each, np.nan) for name, each in of_tokens.items()}
         for name in ("reward", "advantage", "weight"):
-            expected[name] = getattr(worth, f"{name}s_PG").flatten()[row]
+            expected[name] = getattr(credit, f"{name}s_PG").flatten()[row]
         for name, values in (expected | {"score": verdict.score}).items():
             found = np.array(completion[name], float)  # None becomes NaN
             np.testing.assert_allclose(found, values, rtol=1e-3, atol=1e-5)

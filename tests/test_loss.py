@@ -99,8 +99,8 @@ def test_a_batch_is_the_oldest_finished_groups_and_waits_for_one_that_would_get_
 def test_the_length_penalty_is_on_correct_completions_only():
     scores = tensor([1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.75, 0.25])
     lengths = tensor([60, 100, 110, 120, 600, 120, 120, 100])
-    worth = loss.worth(Recipe(length_control="penalty"), scores, lengths, lengths > 0, 100, 20)
-    assert worth.rewards_PG.tolist() == [[1.0, 1.0, 0.5, 0.0, 0.0, -1.0, -0.25, -0.5]]
+    credit = loss.credit(Recipe(length_control="penalty"), scores, lengths, lengths > 0, 100, 20)
+    assert credit.rewards_PG.tolist() == [[1.0, 1.0, 0.5, 0.0, 0.0, -1.0, -0.25, -0.5]]
 
 
 # --- logits ---------------------------------------------------------------------------------------
@@ -190,11 +190,11 @@ def test_pitfall_6_means_are_over_the_completions_that_count(
     for norm, aggregation in itertools.product(loss.NORMS, loss.AGGREGATIONS):
         how = {"advantage_norm": norm, "aggregation": aggregation}
         recipe = Recipe(zero_variance_filter=filtered, **how)
-        worth = loss.worth(recipe, scores, lengths, usable, 4, 2)
-        torch.testing.assert_close(worth.advantages_PG[:2], centred / divisors[norm])
-        assert not worth.advantages_PG[2:].any()
-        torch.testing.assert_close(worth.weights_PG, counted / denominators[aggregation])
-        nothing = loss.worth(recipe, scores, lengths, usable & False, 4, 2)
+        credit = loss.credit(recipe, scores, lengths, usable, 4, 2)
+        torch.testing.assert_close(credit.advantages_PG[:2], centred / divisors[norm])
+        assert not credit.advantages_PG[2:].any()
+        torch.testing.assert_close(credit.weights_PG, counted / denominators[aggregation])
+        nothing = loss.credit(recipe, scores, lengths, usable & False, 4, 2)
         assert not nothing.advantages_PG.any() and not nothing.weights_PG.any()
 
 

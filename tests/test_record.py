@@ -82,12 +82,12 @@ def log_a_step(record, step, waited=0.0):
     """Have a record log a step that has computed nothing."""
     record.waited = 0.0, waited
     batch = Batch(batch_of_groups(), FIRST)
-    worth = loss.Worth(*[2 * batch.scores_PG - 1] * 4)
+    credit = loss.Credit(*[2 * batch.scores_PG - 1] * 4)
     figures = {"skipped": 0, "groups_counted": 3}
     totals = Totals(FIRST)
     totals.sums.update(ratio_squared=1, coverage=2)
     totals.counts.update(loss=4, coverage=4)
-    record.log_step(step, batch, totals, worth, figures)
+    record.log_step(step, batch, totals, credit, figures)
 
 
 # --- the clock and compute ------------------------------------------------------------------------

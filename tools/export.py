@@ -3,7 +3,7 @@
     python -m tools.export runs/NAME       # writes runs/NAME/on_trl.py; says what carries over
 
 The script has TRL's public options with the values of the run, and the model of its last
-checkpoint. Data, verdicts and the worth of completions are ours, in a reward function
+checkpoint. Data, verdicts and the credit of completions are ours, in a reward function
 (tools/on_trl.py).
 """
 

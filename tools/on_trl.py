@@ -28,7 +28,7 @@ def reward_function(
 
     A validation gets the scores. In training, TRL subtracts the mean of a group and has the loss
     -sum(advantage x term) / (all tokens), or with `grpo` the mean of each completion's. Ours is
-    -sum(weight x advantage x term) by `loss.worth`. So the reward is weight x advantage x TRL's
+    -sum(weight x advantage x term) by `loss.credit`. So the reward is weight x advantage x TRL's
     denominator, whose mean in a group is 0.
     """
     recipe = settings.recipe
@@ -56,11 +56,11 @@ def reward_function(
         # The whole batch, of all processes, in groups.
         batch = torch.tensor(gather_object(own)).view(-1, settings.completions_per_prompt, 3)
         scores_PG, lengths_PG, usable_PG = batch.unbind(2)
-        worth = loss.worth(recipe, scores_PG, lengths_PG, usable_PG.bool(), *budgets)
+        credit = loss.credit(recipe, scores_PG, lengths_PG, usable_PG.bool(), *budgets)
         denominators_PG = lengths_PG.sum()
         if recipe.aggregation == "sample":
             denominators_PG = lengths_PG * lengths_PG.numel()
-        rewards_PG = worth.weights_PG * worth.advantages_PG * denominators_PG
+        rewards_PG = credit.weights_PG * credit.advantages_PG * denominators_PG
         of_processes = rewards_PG.view(-1, len(own))
         return of_processes[PartialState().process_index].tolist()
 

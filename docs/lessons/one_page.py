@@ -131,9 +131,9 @@ for step in range(1, STEPS + 1):
         scores_R[row] = arithmetic.score(problem, text.removesuffix("<eos>"))
     scores_R[truncated_R] = 0
 
-    # 3. What each completion is worth in its group and in the batch.
+    # 3. The credit of each completion in its group and in the batch.
     verdicts = scores_R.view(P, G), sampled_RT.sum(1).view(P, G), ~truncated_R.view(P, G)
-    worth = loss.worth(recipe, *verdicts, THINKING, ANSWER)
+    credit = loss.credit(recipe, *verdicts, THINKING, ANSWER)
 
     # 4. log pi of the sampled tokens again, with a gradient. Column t predicts column t + 1.
     targets_RT, sampled_RT, generator_RT = ids_RT[:, 1:], sampled_RT[:, 1:], generator_RT[:, 1:]
@@ -143,7 +143,7 @@ for step in range(1, STEPS + 1):
     logprobs_RT = torch.zeros_like(generator_RT).masked_scatter(sampled_RT, logprobs_N)
 
     # 5. The loss, its gradient, and the step.
-    of_rows = worth.advantages_PG.flatten(), worth.weights_PG.flatten()
+    of_rows = credit.advantages_PG.flatten(), credit.weights_PG.flatten()
     policy_loss, _ = loss.policy_loss(recipe, logprobs_RT, generator_RT, sampled_RT, *of_rows)
     policy_loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 0.3)
