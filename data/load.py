@@ -21,7 +21,7 @@ import json
 import pkgutil
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -277,7 +277,7 @@ def made_problems(spec: Spec, split: str, number: int) -> list[Problem]:
 
 def read_source(spec: Spec) -> Source:
     """Problems of files to train on, and those that are held out. Raises ValueError if none are."""
-    problems, notes, apart = read_problems(spec, find_files(spec), "train")
+    problems, notes, apart = read_problems(spec, records_of(find_files(spec)), "train")
     if not problems:
         raise ValueError(
             f"--data {spec.name}: this is for evaluation (generate.py --evaluate), not to be"
@@ -297,9 +297,11 @@ def read_held_out(spec: Spec) -> tuple[list[Problem], list[str]]:
     """The problems that no run trains on, and notes: those of the option `validation`, or those
     that are called test, or else validation. None if there are none."""
     file = spec.options.get("validation")
+    parts = (*PARTS, "train") if file else (*PARTS,)
     files = find_files(parse_spec(file) if file else spec)
-    for part in (*PARTS, "train") if file else PARTS:
-        problems, notes, _ = read_problems(spec, files, part)
+    records = [record for record in records_of(files) if record[0] in parts]
+    for part in parts:
+        problems, notes, _ = read_problems(spec, records, part)
         if problems:
             break
     return problems, notes
@@ -353,16 +355,17 @@ def records_of(files: dict[Path, str]) -> Iterator[tuple[str, Path, str, dict]]:
 
 
 def read_problems(
-    spec: Spec, files: dict[Path, str], wanted: str
+    spec: Spec, records: Iterable[tuple[str, Path, str, dict]], wanted: str
 ) -> tuple[list[Problem], list[str], set[str]]:
-    """The problems of a part of these files, each once; notes to be printed; and if this part is
-    for training, the texts of the others. The order is that of the checksums of their texts: so the
-    first ones are a random draw, whatever the order of the file and its other problems are."""
+    """The problems of a part of these records (`records_of`), each once; notes to be printed; and
+    if this part is for training, the texts of the others. The order is that of the checksums of
+    their texts: so the first ones are a random draw, whatever the order of the file and its other
+    problems are."""
     found, columns, columns_of = {}, {}, defaultdict(dict)  # the last ones, and those by file
     apart, told = set(), defaultdict(list)  # what is to be said, and of which places
     unusable = told["{} records cannot be used and were left out"]
     repeated = told["{} repeated problems were left out"]
-    for part, path, place, record in records_of(files):
+    for part, path, place, record in records:
         if part != wanted:
             if wanted == "train":
                 texts = texts_of(spec, record)

@@ -103,9 +103,9 @@ def listed(value):
     column `SPLIT`, or one record."""
     if not isinstance(value, dict):
         return value
-    lists = [inner for inner in value.values() if str(inner).startswith(("[{", "[]"))]
-    if len(lists) < len(value):
-        return [value]
+    for inner in value.values():
+        if not isinstance(inner, list) or inner and not isinstance(inner[0], dict):
+            return [value]
     return [{"SPLIT": name} | record for name, inner in value.items() for record in inner]
 
 

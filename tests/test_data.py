@@ -20,6 +20,7 @@ from data.load import (
     load_evaluation,
     parse_spec,
     read_problems,
+    records_of,
     task_of,
 )
 from data.records import FORMATS
@@ -67,7 +68,7 @@ def load(argument: str, train: int | None = None, validation: int | None = None)
 def read(argument: str, **asked: str) -> tuple[list[Problem], list[str]]:
     """All problems of a file, and what is said of them."""
     spec = parse_spec(argument, **asked)
-    return read_problems(spec, {Path(spec.place): "train"}, "train")[:2]
+    return read_problems(spec, records_of({Path(spec.place): "train"}), "train")[:2]
 
 
 @pytest.fixture
