@@ -213,9 +213,11 @@ def chosen_rows(rows: Rows, where: str | None) -> tuple[Rows, str]:
         groups = groups_of(rows, column)
         require([text_of(value)], groups, f"where {column}")
         rows = groups[text_of(value)]
-    told = [name for name in names_in(rows, str) if tells_kinds(groups_of(rows, name))]
+    columns = known("kind", names_in(rows)) or [
+        name for name in names_in(rows, str) if tells_kinds(groups_of(rows, name))
+    ]
     kinds = []
-    for column in known("kind", names_in(rows)) or told:
+    for column in columns:
         groups = groups_of(rows, column)
         found = [kind for kind in groups if VALIDATION.search(kind)]
         if len(found) > 1:

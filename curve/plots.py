@@ -96,7 +96,7 @@ def _draw_run(axes, fit: Fit, predict: Sequence[float]) -> None:
     axes.plot(future, later, "C0", ls="--", label="forecast")
     axes.fill_between(past, *fit.band(past), color="C0", alpha=0.15, lw=0, label="95 % intervals")
     axes.fill_between(future, *ends, color="C0", alpha=0.15, lw=0)
-    for early in early_fits(fit):
+    for early in early_fits(fit) if fit.C_max == series.x[-1] else ():
         C = np.geomspace(early.C_max, series.x[-1], 50)
         axes.plot(C, each(early, C)[0], color="0.5", lw=0.9)
     axes.plot([], [], color="0.5", lw=0.9, label="forecasts from earlier points")
