@@ -25,7 +25,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from string import ascii_uppercase as LETTERS
 
 from data import Problem, checksum, one_spelling, sandbox, tasks
 from data.records import FORMATS, download, read_records
@@ -43,20 +42,20 @@ KNOWN = {  # short names of data sets of the hub, and the arguments that they st
     ",subset=primeintellect+taco+lcbv5+codeforces",
 }
 # docs/data.md has their meaning
-OPTIONS = "problem choices first passage answer tests solution task subset validation".split()
-OPTIONAL = "choices passage image system starter_code tests".split()
+OPTIONS = "problem passage answer tests solution task subset validation".split()
+OPTIONAL = "passage image choices system starter_code tests".split()
 WANTED = {"problem": "", "answer": "answer", "solution": "answer solution"}  # besides
 LIKELY_COLUMNS = {  # guessed in this order
     "problem": "problem question prompt query question_stem messages conversations",
-    "choices": "choices options endings",
     "passage": "passage context article body",
     "image": "image images image_1 image_path decoded_image",
+    "choices": "choices options endings B option_b option_2 option2 op_b opb choice_b choice2",
     "system": "{problem}.system system",  # the turn before the user's
     "starter_code": "starter_code",
     "tests": "tests test_cases input_output",
     "answer": """
         gold gold_answer final_answer ground_truth reward_model.ground_truth expected_answer
-        reference_answer answer.value answer correct_answer answerkey correct_option cop
+        reference_answer answer.value answer correct_answer answerkey correct_option
         answers.text answers_spans.spans solution target
     """,
     "solution": """
@@ -158,9 +157,8 @@ def parse_spec(text: str, instruction: str | None = None, wanted: str = "answer"
                 f" {', '.join(OPTIONS)}: docs/data.md explains them"
             )
         options[key] = value
-    for key, known in {"task": names, "first": ["0", "1"]}.items():
-        if not task and options.get(key, known[0]) not in known:
-            raise ValueError(f"--data {text}: {key}= is one of {', '.join(known)}")
+    if not task and options.get("task", names[0]) not in names:
+        raise ValueError(f"--data {text}: task= is one of {', '.join(names)}")
     if task and family:
         options["family"] = family
     return Spec(name, float(weight), options, place, task, instruction, wanted)
@@ -427,9 +425,9 @@ def texts_of(spec: Spec, record: dict) -> set[str]:
 
 
 def choose_columns(spec: Spec, record: dict) -> tuple[dict[str, str], dict]:
-    """The columns of the problem, of its choices, passage and system prompt if it has any, and of
-    the tests, the answer or the worked solution; and what the record has there. The options name
-    them, or they are guessed, in capitals or not. ValueError for a missing column."""
+    """The columns of the problem, of its passage and system prompt if it has any, and of the tests,
+    the answer or the worked solution; and what the record has there. The options name them, or they
+    are guessed, in capitals or not. ValueError for a missing column."""
     columns, options = {}, spec.options
     names = {re.sub(r"[^\w.]+", "_", name).lower(): name for name in record}
     names |= {name: name for name in record}
@@ -473,11 +471,12 @@ def make_problem(columns: dict[str, str], values: dict, spec: Spec) -> Problem:
                 f"column {columns[key]!r} is empty or holds {value!r}, which is no {key}: fill it"
                 " in, or remove the record"
             )
-        is_text = key in ("choices", "tests", "answer") or isinstance(value, str)
-        if key == "image" or not is_text:
+        is_text = key in ("tests", "answer") or isinstance(value, str)
+        if key in ("image", "choices") or not is_text:
             raise ValueError(
-                f"column {columns[key]!r} holds no text but {value!r:.60}: a problem is one text,"
-                " and not several turns or an image"
+                f"column {columns[key]!r} holds {value!r:.60}: a problem is one text, without"
+                " images and several turns; choices belong into it, as lines such as A. 5, and"
+                " their column is to be removed"
             )
     text, system, solution = asked(values), values.get("system"), values.get("solution")
     if marked := re.search(TEMPLATE, text):
@@ -486,8 +485,6 @@ def make_problem(columns: dict[str, str], values: dict, spec: Spec) -> Problem:
             " template is put around it"
         )
     judge, instruction, answer = judge_of(spec, columns), spec.instruction, values.get("answer")
-    if "choices" in values and "answer" in values:
-        answer = letter_of(answer, choices_of(values["choices"]), spec.options.get("first"))
     if judge is programming:
         start = values.get("starter_code")
         problem = programming.problem(text, values["tests"], start, instruction)
@@ -507,49 +504,9 @@ def make_problem(columns: dict[str, str], values: dict, spec: Spec) -> Problem:
 
 
 def asked(values: dict) -> str:
-    """What a record asks: its passage, the problem without INSTRUCTIONS, and its choices as lines
-    such as A. 5."""
+    """What a record asks: its passage, and the problem without INSTRUCTIONS."""
     text = re.sub(INSTRUCTIONS, "", str(values["problem"]).strip()).strip()
-    if "passage" in values:
-        text = f"{values['passage']}\n\n{text}"
-    if "choices" in values:
-        choices = [*zip(LETTERS, map(str, choices_of(values["choices"]).values()))]
-        has_them = all(
-            re.search(rf"\b{letter}\W+{re.escape(choice)}(?!\w)", text)
-            for letter, choice in choices
-        )
-        if not has_them:
-            text += "".join(f"\n{letter}. {choice}" for letter, choice in choices)
-    return text
-
-
-def choices_of(value) -> dict:
-    """Choices by their labels: by letters if they are a list. ValueError for other forms."""
-    match value:
-        case {"text": [*texts], "label": [*labels]}:
-            value = dict(zip(labels, texts))
-        case [str() | int() | float(), *_] if len(value) <= len(LETTERS):
-            value = dict(zip(LETTERS, value))
-    if not isinstance(value, dict) or len(value) > len(LETTERS):
-        raise ValueError(f"choices are a list of texts, or a column for each, not {value!r:.60}")
-    return value
-
-
-def letter_of(answer, choices: dict, first: str | None) -> str:
-    """The letter of the choice that an answer names: by its number, if `first` is that of the first
-    one, or else by its label or its text. NoAnswer if it names none, or more than one; or if it may
-    be a number, and `first` does not say so."""
-    text, names = str(answer), [[*map(str, pair)] for pair in choices.items()]
-    if first:
-        names = [[str(i + int(first))] for i in range(len(choices))]
-    places = [i for i, each in enumerate(names) if text in each]
-    may_count = text.isdecimal() and int(text) <= len(choices) and text not in map(str, choices)
-    if len(places) != 1 or may_count and not first:
-        raise mathematics.NoAnswer(
-            f"the answer {answer!r:.60} names {len(places)} of the choices {choices}, if it is not"
-            " their number: that wants ,first=0 or ,first=1"
-        )
-    return LETTERS[places[0]]
+    return f"{values['passage']}\n\n{text}" if "passage" in values else text
 
 
 def text_of(answer) -> str:

@@ -5,7 +5,6 @@ import contextlib
 import csv
 import io
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +17,6 @@ FORMATS = {
     ".arrow": "record",  # as save_to_disk of `datasets` writes them
 }
 ROLES = {"human": "user", "gpt": "assistant"}
-CHOICE = r"(?i:option|choice|op)[ _]?[a-fA-F1-6]|[A-F]"  # the column of one choice
 
 
 def download(name: str, subsets: list[str]) -> Path:
@@ -80,7 +78,7 @@ def numbered_records(path: Path) -> Iterator[tuple[int, object]]:
             if line.strip():
                 yield number, json.loads(line)
     elif path.suffix == ".json":
-        yield from enumerate(listed(json.loads(text)), 1)
+        yield from enumerate(json.loads(text), 1)
     else:
         csv.field_size_limit(2**30)
         # The one that the first line has most often.
@@ -98,30 +96,13 @@ def numbered_records(path: Path) -> Iterator[tuple[int, object]]:
             yield reader.line_num, record
 
 
-def listed(value):
-    """The records of a JSON file: a list, lists by the names of their parts, which become their
-    column `SPLIT`, or one record."""
-    if not isinstance(value, dict):
-        return value
-    for inner in value.values():
-        if not isinstance(inner, list) or inner and not isinstance(inner[0], dict):
-            return [value]
-    return [{"SPLIT": name} | record for name, inner in value.items() for record in inner]
-
-
 def flat(record: dict) -> dict:
-    """A record with what its columns hold, beside them. Columns such as A, B and C, or option1 and
-    option2, are its `choices`."""
+    """A record with what its columns hold, beside them."""
     columns = {}
     for name, value in record.items():
         columns[name], parts = opened(value)
         columns |= {f"{name}.{part}": inner for part, inner in flat(parts).items()}
-    choices = {
-        name[-1].upper(): value
-        for name, value in record.items()
-        if value not in ("", None) and re.fullmatch(CHOICE, name)
-    }
-    return columns | {"choices": choices} if len(choices) > 1 else columns
+    return columns
 
 
 def opened(value) -> tuple[object, dict]:

@@ -111,38 +111,21 @@ def test_the_task_of_a_data_set_is_told_without_reading_it(tmp_path):
 
 
 def as_written(content: str) -> str:
-    """The content of a file in the tables, with what is SHORT in it. // is a line end, ⇥ a
-    tab, and 8 7 are two choices."""
+    """The content of a file in the tables, with what is SHORT in it. // is a line end, and ⇥
+    a tab."""
     long = re.sub(r"(?<=[\[{ ])[A-Z](?=[\],])", lambda letter: SHORT[letter[0]], content)
-    return long.replace(" 8 7", "//A. 8//B. 7").replace("//", "\n").replace("⇥", "\t")
+    return long.replace("//", "\n").replace("⇥", "\t")
 
 
 # A file in a shape of public data sets, what is asked, and the answer.
 SHAPES = r"""
-a.jsonl,first=0 | {Q, "choices": ["8", "7"], "answer": 1} | Q 8 7 | B
-a.jsonl,first=1 | {Q, "choices": ["8", "7"], "answer": "2"} | Q 8 7 | B
-a.jsonl | {"question": "Q\nA. 8\nB. 7", "choices": ["8", "7"], "answer": "B"} | Q 8 7 | B
-a.jsonl | {"question": "Q (A) 8 (B) 7", "choices": ["8", "7"], "answer": "B"} | Q (A) 8 (B) 7 | B
-a.jsonl | {"question": "Q A 8 B - 7", "choices": ["8", "7"], "answer": "B"} | Q A 8 B - 7 | B
-a.jsonl | {"question": "Q (A) 8 (B) 79", "choices": ["8", "7"], "answer": "B"} | Q (A) 8 (B) 79 8 7 | B
-a.jsonl | {Q, "options": ["8", "7"], "answer": "B", "answer_index": 1} | Q 8 7 | B
-a.json | [{Q, "choices": {"text": ["8", "7"], "label": ["1", "2"]}, "answerKey": "2"}] | Q 8 7 | B
-a.jsonl | {Q, "options": {"A": "8", "B": "7"}, "answer": "7", "answer_idx": "B"} | Q 8 7 | B
-a.csv | Question,A,B,C,Answer//Q,8,7,,B | Q 8 7 | B
-a.csv,first=1 | question,option1,option2,answer//Q,8,7,2 | Q 8 7 | B
-a.csv,first=0 | question,choices,answer//Q,"[""8"", ""7""]",1 | Q 8 7 | B
-a.jsonl,problem=a,choices=b,passage=c,answer=e | {"a": "Q", "b": [8, 7], "c": "P", "e": 7, "question": "R", "answer": "8"} | P////Q 8 7 | B
+a.jsonl,problem=a,passage=c,answer=e | {"a": "Q", "c": "P", "e": 7, "question": "R", "answer": "8"} | P////Q | 7
 a.jsonl,problem=d,answer=d.assistant | {"d": [S, T, A], "question": "R", "answer": "8"} | S: 3 + 4? | 7
 a.jsonl | {Q, "choices": null, "context": "", "images": [], "answer": "7"} | Q | 7
-a.jsonl | {Q, "choices": ["True", "False"], "answer": true} | Q//A. True//B. False | A
-a.jsonl,first=0 | {Q, "opa": "1", "opb": "7", "cop": 1} | Q//A. 1//B. 7 | B
-a.jsonl | {Q, "A": 0, "B": 7, "answer": "B"} | Q//A. 0//B. 7 | B
 a.jsonl | {Q, "A": 5, "answer": "7"} | Q | 7
-a.jsonl,first=1 | {"prompt": "Q", "Option 1": "8", "Option 2": "7", "answer": 2} | Q 8 7 | B
 a.jsonl | {"Body": "P", "Question": "Q", "Answer": 7.0} | P////Q | 7
-a.jsonl | {"article": "P", Q, "options": ["8", "7"], "answer": "B"} | P////Q 8 7 | B
 a.csv | context,question,answer//P,Q,False | P////Q | False
-a.json | {"data": [{"context": "P", Q, "answers": {"text": ["7", "7"]}}]} | P////Q | 7
+a.jsonl | {"context": "P", Q, "answers": {"text": ["7", "7"]}} | P////Q | 7
 a.jsonl | {"Passage": "P", "Question": "Q", "answer": true} | P////Q | true
 a.jsonl | {Q, "answer": "We add 3 and 4. The answer is 7."} | Q | 7
 a.jsonl | {Q, "answer": "**Answer:** 7.5 cm"} | Q | 7.5 cm
@@ -167,9 +150,7 @@ a.jsonl | {Q, "answer": 0} | Q | 0
 a.jsonl | {Q, "answer": 0.30000000000000004} | Q | 0.3
 a.csv | question,answer//Q,2.50 | Q | 2.50
 a.jsonl | {Q, "answer": 9007199254740993.0} | Q | 9007199254740992
-a.json | {Q, "answer": "7", "answers": [{"text": "8"}]} | Q | 7
-a.json | {"train": [{Q, "answer": "7"}], "test": [{Q, "answer": "8"}]} | Q | 7
-a.json | {"examples": [{Q, "answer": "7"}]} | Q | 7
+a.jsonl | {Q, "answer": "7", "answers": [{"text": "8"}]} | Q | 7
 a.jsonl | {"prompt": [S, T], "reward_model": {"ground_truth": "7"}} | S: 3 + 4? | 7
 a.parquet | {"prompt": [T], "reward_model": {"ground_truth": "[\"7\"]"}} | 3 + 4? | 7
 a.jsonl,answer=completion.assistant | {"prompt": [T], "completion": [A]} | 3 + 4? | 7
@@ -219,29 +200,25 @@ a.jsonl | //{"problem": "x", "answer": {"a": 1}} | line 2: an answer is a text o
 a.jsonl | {"problem": "x", "answer": NaN} | line 1.* holds nan
 a.jsonl | //{"problem": "x\ud800", "answer": "1"} | line 2: .*surrogates not allowed
 a.jsonl | //{"problem": "x", "answer": "1", "system": "\ud800"} | line 2: .*surrogates not allowed
-a.jsonl | {"problem": ["x"], "answer": "1"} | line 1: column 'problem' holds no text
+a.jsonl | {"problem": ["x"], "answer": "1"} | line 1: column 'problem' holds
 a.jsonl | {"problem": "x", "answer": "1"}//{"problem": "y", "an | after line 1: .*Unterminated
 a.jsonl | {"problem": "x", "answer": "1"}//[1] | after line 1: .* line 2 holds .1., no object
 a.jsonl | {"problem": "ÿ", "answer": "1"} | 'utf-8' codec can't decode
 a.jsonl | {"task": "x", "result": "1"} | line 1: no column .* are task, result: add
 a.jsonl,answer=key | {"problem": "x", "answer": "1"} | line 1: no column key holds the answer
 a.jsonl | {"problem": "x", "tests": "{}"} | line 1: .* tests
-a.json | {"problem": ["x", "y"], "answer": ["1", "2"]} | holds no text but
-a.json | {"1": {Q, "answer": "7"}} | record 1: no column .* are 1, 1.question, 1.answer
 a.jsonl | [T, A] | line 1 holds .*, no object with named columns
 a.jsonl | {"problem": "3?", "answer": "a \\boxed{3 b"} | line 1: .* that closes
 a.json | [{"problem": "x",//"answer": "ÿ"}] | 'utf-8' codec can't decode
 a.json | [{"problem": "x",//"answer" "y"}] | line 2 column
-a.json | {"problem": "x"} | record 1: no column .* are problem: add ,answer=COLUMN
-a.json | {"test": [{"problem": "x", "answer": "1"}]} | this is for evaluation
+a.jsonl | {"problem": "x"} | line 1: no column .* are problem: add ,answer=COLUMN
+a.json | {"train": [{"problem": "x", "answer": "1"}]} | record 1 holds 'train', no object
 a.jsonl | {"problem": "x", "answer": "1", "Split": "held-out"} | this is for evaluation
 a.jsonl | {"prompt": "x", "response": "It is \boxed{1}.", "y": "2"} | are prompt, response, y: add
-a.jsonl | {"problem": "x", "choices": ["3", "4", "5"], "answer": 1} | 1 names 0 .*,first=0 or
+a.jsonl | {"problem": "x", "choices": ["3", "4"], "answer": 1} | 'choices' holds .* such as A
+a.jsonl | {"problem": "x", "Option 1": 3, "Option 2": 4, "answer": "A"} | 'Option 2' holds 4
 a.jsonl,task=programming | {"problem": "x", "answer": "1"} | no column .* holds the tests
 a.json | {"problem": "x", "answer": "1"}//{"problem": "y"} | record 2: column 'answer' is empty
-a.jsonl | {"problem": "x", "choices": [%s0], "answer": 26} | line 1: choices are a list of texts
-a.jsonl | {"problem": "x", "choices": "A or B", "answer": "A"} | line 1: choices are a list of texts
-a.jsonl,first=1 | {"problem": "x", "choices": ["3", "4"], "answer": 3} | the answer 3 names 0 of
 a.jsonl | {"problem": "x", "answer": "#### Step\nAdd.\n#### End\nIt is 7 then."} | cannot be used
 a.jsonl | {"problem": "x", "answer": "#### Answer\n7"} | 1 records cannot be used
 a.jsonl | {"problem": "x", "answer": "<think>It is"} | 1 records cannot be used
@@ -249,21 +226,20 @@ a.jsonl | {"problem": "User: x\nAssistant: y", "answer": "1"} | line 1: .* is no
 a.jsonl | {"problem": "x", "answer": "Therefore, x = 7."} | 1 records cannot be used
 a.jsonl | {"prompt": "x\n### Response:", "answer": "1"} | line 1: '### Response:' is no part
 a.jsonl | {"prompt": "x\n<think>", "answer": "1"} | line 1: '<think>' is no part
-a.jsonl | {"problem": "x", "options": ["3", "4"], "answer": "C"} | the answer 'C' names 0 of
-a.csv | problem,choices,answer//x,"[""1"", ""0""]",1 | line 2: the answer '1' names 1 of
+a.csv | problem,A,B,C,answer//x,3,4,,B | line 2: column 'B' holds '4'
 a.jsonl | {Q, "solution": "def double(x):\n    return 2 * x"} | line 1: .* long text or a sentence
 a.jsonl | {Q, "answer": "The answer is first 3, then it is 4."} | line 1: .* a sentence
-a.jsonl | {"problem": "x", "context": {"title": ["a"]}, "answer": "1"} | 'context' holds no text
+a.jsonl | {"problem": "x", "context": {"title": ["a"]}, "answer": "1"} | 'context' holds
 a.jsonl | {"prompt": "<|user|>x<|assistant|>", "answer": "1"} | line 1: '<.user.>' is no part
-a.jsonl | {Q, "decoded_image": "a.png", "answer": "1"} | line 1: column 'decoded_image' holds no
-a.jsonl | {Q, "image": "a.png", "answer": "1"} | line 1: column 'image' holds no text but 'a.png'
-a.jsonl | {Q, "images": [{"path": null}], "answer": "1"} | line 1: column 'images' .* or an image
+a.jsonl | {Q, "decoded_image": "a.png", "answer": "1"} | line 1: column 'decoded_image' holds
+a.jsonl | {Q, "image": "a.png", "answer": "1"} | line 1: column 'image' holds 'a.png'
+a.jsonl | {Q, "images": [{"path": null}], "answer": "1"} | line 1: column 'images' holds
 a.jsonl | {"problem": "<image>x", "images": [], "answer": "1"} | '<image>' is no part of a problem
 a.csv | prompt,answer//"[INST] x [/INST]",1 | line 2: '.INST.' is no part of a problem
 a.csv | prompt,answer//"[{'role': 'user', 'content': 'x'}]",1 | .role.* is no part of a problem
-a.jsonl | {"prompt": [T, T], "answer": "1"} | line 1: column 'prompt' holds no text .* several turns
+a.jsonl | {"prompt": [T, T], "answer": "1"} | line 1: column 'prompt' holds .* several turns
 a.jsonl,answer=messages.assistant | {"messages": [T, A, T, A]} | line 1: .* several turns
-a.jsonl | {"prompt": [{"role": "user", "content": [{"type": "image"}]}], "answer": "1"} | an image
+a.jsonl | {"prompt": [{"role": "user", "content": [{"type": "image"}]}], "answer": "1"} | images
 a.jsonl | {"problem": "x", "answer": "It is even."} | 1 records cannot be used, .* line 1: .*text
 a.jsonl | {"problem": "x", "answer": "proof"} | 1 records cannot be used
 a.jsonl | {"problem": "x", "answer": ["a", "b"]} | line 1: an answer is a text or a number, not
@@ -277,7 +253,7 @@ a.csv | problem,answer//x, null // | line 2: .*holds ' null '
 a.parquet | not parquet | Parquet magic bytes not found
 a.txt | x | is not a file of records; the endings known are \.jsonl
 a.jsonl | {"problem": "x", "answer": "1"} | no problem for validation.* by ,validation=FILE
-""".replace("%s", 26 * "0, ")
+"""
 
 
 def test_a_file_that_cannot_be_used_is_refused_with_its_place(tmp_path):
@@ -371,7 +347,6 @@ a,b | no option
 a,problem= | no option
 a,weight=2 | options are problem,
 a.jsonl,task=mine | task= is one of arithmetic,
-a.jsonl,first=2 | first= is one of 0, 1
 algebra | no such file or folder, and no data set .*; known are polaris, .*, arithmetic
 mathematics | without problems of its own
 arithmetic,x=1 | unexpected .* 'x'
@@ -507,9 +482,7 @@ def test_what_a_path_or_a_split_calls_held_out_is_never_trained_on(tmp_path):
         split = made + [
             row | {"Split": name} for row in apart
         ]  # the first ones have no such column
-        lists = tmp_path / "lists.json"
-        lists.write_text(json.dumps({"train": made, name: [row | {"split": "a"} for row in apart]}))
-        for argument in (folder, lists, write(tmp_path / "split.jsonl", split)):
+        for argument in (folder, write(tmp_path / "split.jsonl", split)):
             trained = texts(load(str(argument)).train)
             evaluated = texts(load_evaluation(str(argument), 9).validation)
             assert trained.isdisjoint(wanted) is (evaluated == wanted) is is_apart, name
