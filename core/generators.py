@@ -74,8 +74,7 @@ class Generator:
 
     def stop(self) -> None:
         """Ask it to end. Returns at once."""
-        with contextlib.suppress(ValueError):  # it was killed, and no other could replace it
-            self.work.put(None)
+        self.work.put(None)
 
     def close(self, timeout: float = 0.0) -> None:
         """Kill it, if it has not ended within `timeout` seconds, and close its queue."""
