@@ -18,7 +18,7 @@ of the trainer.
       -> at the end the paper's sigmoid is fitted to those pass rates (curve/)
 
 Rank 0 of the trainer is this process. Each generator is a process of its own, and so is each other
-rank. A verifier that dies or is silent is replaced. If a generator or a rank dies, the run ends.
+rank. A generator or a verifier that dies or is silent is replaced. If a rank dies, the run ends.
 Every few steps a checkpoint is written, and --resume goes on from it.
 
 Steps and versions of the parameters are counted together, here and in the log. Version 0 is the

@@ -2,7 +2,8 @@
 
 The way of a rollout: a prompt is handed out to a generator as the requests of a group. Their
 rollouts come back in reports. A verifier judges each. When all are judged, the group is finished
-and can be trained on. A generator that dies or is silent ends the run.
+and can be trained on. A generator that dies or is silent is replaced, and the new one gets the
+requests that had not come back.
 """
 
 import time
@@ -126,6 +127,7 @@ class Feed:
         self.under_way = {}  # groups by number: handed out, and not trained on yet
         self.validating = {}  # groups by number, of a validation that goes on
         self.generators, self.verifiers = [], None  # until the start
+        self.restarts = 0  # generators replaced in this process; a resumed run counts from 0 again
         self.failure = ""  # why the run cannot go on
         # What all generators did for training since the last line of the log.
         self.busy_seconds, self.sampled_tokens = 0.0, 0
@@ -149,10 +151,12 @@ class Feed:
         """Start generators and verifiers, and wait until all generators are ready."""
         start_verifiers = VerifierHere if self.settings.one_process else VerifierPool
         self.verifiers = start_verifiers(*self.settings.verifier_limits)
-        start = GeneratorHere if self.settings.one_process else start_generator
-        for number, engine in enumerate(self.engines):
-            self.generators.append(start(number, engine, self.parameters))
+        self.generators = [self._start(number) for number in range(len(self.engines))]
         self._take_in(wait=False)
+
+    def _start(self, number: int) -> Generator:
+        start = GeneratorHere if self.settings.one_process else start_generator
+        return start(number, self.engines[number], self.parameters)
 
     def close(self) -> None:
         """End all generators and verifiers; kill generators that do not end within 5 seconds."""
@@ -275,13 +279,14 @@ class Feed:
         return Group(number, source, problem_index, problem, version, generator.number, requests)
 
     def _send(self, groups: list[Group]) -> None:
-        """Send each generator the requests of its groups."""
+        """Send each generator the requests of its groups that have not come back."""
         for generator in self.generators:
             requests = [
                 request
                 for group in groups
                 if group.generator == generator.number
                 for request in group.requests
+                if request.index not in group.rollouts
             ]
             if requests:
                 generator.give(requests)
@@ -314,9 +319,8 @@ class Feed:
 
     def _take_in(self, wait: bool = True) -> bool:
         """Put the rollouts and verdicts that have come into their groups; with `wait`, wait until
-        some have come. While a generator has no slots yet, wait for it. No wait is for ever: a
-        silent generator ends the run, and a silent verifier is replaced. Returns False if the run
-        ends."""
+        some have come. While a generator has no slots yet, wait for it. No wait is for ever: silent
+        generators and verifiers are replaced. Returns False if the run ends."""
         try:
             while not self.stop_asked():
                 came = [self._read_reports(), self._read_verdicts()]
@@ -329,15 +333,18 @@ class Feed:
         return not (self.failure or self.stop_asked())
 
     def _read_reports(self) -> bool:
-        """Take what generators have sent. Returns whether anything came. GeneratorFailed if one
-        has failed."""
+        """Take what generators have sent, and replace those that have failed. Returns whether
+        anything came. GeneratorFailed if too many have failed."""
         came = False
-        for generator in self.generators:
-            for report in generator.read_reports(self.settings.wait_timeout):
-                came = True
-                self.busy_seconds += report.busy_seconds
-                self.events += [(generator.number, *event) for event in report.events]
-                self._submit(report.rollouts)
+        for generator in list(self.generators):
+            try:
+                for report in generator.read_reports(self.settings.wait_timeout):
+                    came = True
+                    self.busy_seconds += report.busy_seconds
+                    self.events += [(generator.number, *event) for event in report.events]
+                    self._submit(report.rollouts)
+            except GeneratorFailed as failure:
+                self._replace(generator, failure)
         return came
 
     def _submit(self, rollouts: list[Rollout]) -> None:
@@ -391,3 +398,22 @@ class Feed:
         if len(verdicts) > FEW_VERDICTS:
             self.failure = no_verdict_at_all(verdicts)
         return not self.failure
+
+    def _replace(self, generator: Generator, failure: GeneratorFailed) -> None:
+        """Start another generator in place of one that has failed, and give it the requests that
+        had not come back. It begins them from their first token. The trainer waits until it is
+        ready: it may share a GPU with the trainer, and takes what is free there.
+
+        Raises the failure if too many were replaced, or if not all generators have been ready once:
+        then a new one would fail in the same way.
+        """
+        most = self.settings.max_restarts
+        all_were_ready = self.restarts or all(each.slots for each in self.generators)
+        if self.restarts == most or not all_were_ready:
+            raise failure
+        self.restarts += 1
+        say(f"warning: {failure}\nIt is replaced ({self.restarts} of --max-restarts {most}).")
+        generator.close()
+        self.generators[generator.number] = self._start(generator.number)
+        groups = [*self.validating.values(), *self.under_way.values()]
+        self._send([group for group in groups if group.generator == generator.number])

@@ -74,7 +74,8 @@ class Generator:
 
     def stop(self) -> None:
         """Ask it to end. Returns at once."""
-        self.work.put(None)
+        with contextlib.suppress(ValueError):  # it was killed, and no other could replace it
+            self.work.put(None)
 
     def close(self, timeout: float = 0.0) -> None:
         """Kill it, if it has not ended within `timeout` seconds, and close its queue."""

@@ -252,8 +252,9 @@ class Settings(Sampling):
         least=0,
     )
     wait_timeout: float = option(
-        600.0, "seconds in which a generator or a rank may be silent; then the run ends"
+        600.0, "seconds without a word until a generator is replaced, or a rank ends the run"
     )
+    max_restarts: int = option(3, "generators replaced in a run until it gives up", least=0)
 
     @property
     def groups_per_step(self) -> int:
@@ -292,11 +293,11 @@ MAY_CHANGE = set(
     """model resume from_step steps validation_every checkpoint_every keep_checkpoints track engine
     generators trainers one_process slots generator_memory vllm_options
     tokens_per_micro_batch gradient_checkpointing share_prompts threads verifiers wait_timeout
-    rollouts_kept least_prompts stop_when_gain_below""".split()
+    max_restarts rollouts_kept least_prompts stop_when_gain_below""".split()
 )
 
 # Settings that runs of before have in their config.json.
-GONE = {"offload", "tensor_parallel", "max_length", "max_restarts"}
+GONE = {"offload", "tensor_parallel", "max_length"}
 
 # generate.py takes these from the run that made its model.
 OF_ITS_RUN = """data defaults prompt_budget thinking_budget answer_budget length_control

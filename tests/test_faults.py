@@ -51,10 +51,10 @@ def computed(folder: Path, steps: int) -> tuple[list[list], list[dict]]:
     return columns, kept
 
 
-def test_kill_9_and_resume_to_the_last_digit(tmp_path):
+def test_kill_9_and_resume_to_the_last_digit_and_a_killed_generator_is_replaced(tmp_path):
     """A run beside one in one process that is left alone. Its trainer is killed; it goes on in one
-    process, and then with processes again. PipelineRL-0, PPO-off-policy-1 and what one process does
-    are the same thing."""
+    process, then with processes again, and at last its generator is killed. PipelineRL-0,
+    PPO-off-policy-1 and what one process does are the same thing."""
     flags = ["--train-prompts", "20", "--validation-every", "3"]
     usual = ["--one-process", "--steps", "9", "--asynchrony", "ppo-1"]
     alone = RealRun(tmp_path, *flags, *usual, name="alone")
@@ -70,7 +70,11 @@ def test_kill_9_and_resume_to_the_last_digit(tmp_path):
     run.end_well()
     assert "going on from step 2\n" in run.text()
     run = RealRun(tmp_path, "--resume", "runs/run", "--no-one-process", "--steps", "12")
+    run.until_step(10)
+    run.kill(run.children()[-1])
     run.end_well()
+    assert "ended by signal 9" in run.text()
+    assert "It is replaced (1 of --max-restarts 3)" in run.text()
     check_log(run.folder, steps=12, validation_every=3)
     assert computed(run.folder, 9) == computed(alone.folder, 9)
     steps = log(run.folder, "train")
@@ -78,7 +82,20 @@ def test_kill_9_and_resume_to_the_last_digit(tmp_path):
     assert max(line["off_policyness_max"] for line in steps) == 0
 
 
-# Python text at the end of a module. Files tell all processes of the run what has happened.
+# Python text at the end of modules. Files tell all processes of the run what has happened.
+ENGINE_FAILS = """
+import os, time
+_step = TorchEngine.step
+def step(self):
+    if self.version >= 3 and not os.path.exists("raised"):
+        open("raised", "w")
+        raise RuntimeError("it broke")
+    if self.version >= 5 and not os.path.exists("hung"):
+        open("hung", "w")
+        time.sleep(1000)
+    return _step(self)
+TorchEngine.step = step
+"""
 REWARD_FAILS = """
 import os, time
 _score = score
@@ -95,18 +112,24 @@ def score(problem, completion):
 
 @pytest.mark.slow
 def test_a_run_goes_on_after_all_else_that_can_go_wrong_beside_the_trainer(tmp_path):
-    """A reward that raises, and one that hangs, one after the other."""
+    """An exception in the engine, a generator that hangs, a reward that raises, and one that hangs,
+    one after the other."""
     folder = project(
         tmp_path,
+        core__torch_engine=ENGINE_FAILS,
         data__tasks__arithmetic=REWARD_FAILS,
     )
-    flags = "--steps 10 --validation-every 5 --verifier-time-limit 2"
+    flags = "--steps 10 --validation-every 5 --wait-timeout 15 --verifier-time-limit 2"
     run = RealRun(folder, *flags.split())
     run.end_well()
     check_log(run.folder, steps=10, validation_every=5)
     for column in ("verifier_failures", "task_errors"):
         assert sum(line.get(column, 0) for line in log(run.folder)) == 1
     for text in (
+        "RuntimeError: it broke",
+        "(1 of --max-restarts 3)",
+        "silent for 15 s (--wait-timeout)",
+        "(2 of --max-restarts 3)",
         "no verdict on",
         "the task has raised on a completion",
         "in score",
@@ -130,8 +153,8 @@ def micro_batches(*arguments):
 
 @pytest.mark.slow
 def test_a_run_whose_rank_or_disk_fails_ends_and_goes_on_from_a_checkpoint(tmp_path):
-    """A rank dies, hangs or raises, a generator dies, the disk is full. The log at the end is that
-    of one run."""
+    """A rank dies, hangs or raises, and the disk is full, one after the other; the log at the end
+    is that of one run."""
     folder = project(tmp_path, core__policy=RANK_1_BREAKS)
     run = RealRun(folder, *FOREVER, "--trainers", "2", "--validation-problems", "500")
     run.until(lambda: "devices:" in run.text())  # in the first validation
@@ -155,11 +178,6 @@ def test_a_run_whose_rank_or_disk_fails_ends_and_goes_on_from_a_checkpoint(tmp_p
     fails(run, "RuntimeError: this rank broke", "Traceback")
 
     run = RealRun(folder, "--resume", "runs/run", "--trainers", "1")
-    run.until_step(last_step(run.folder) + 2)
-    run.kill(run.children()[-1])
-    fails(run, "generator 0 on cpu ended by signal 9")
-
-    run = RealRun(folder, "--resume", "runs/run")
     run.until(lambda: "devices:" in run.text())
     less_than_a_model = (400_000, 400_000)  # bytes
     resource.prlimit(run.process.pid, resource.RLIMIT_FSIZE, less_than_a_model)
@@ -190,7 +208,7 @@ def test_ctrl_c_saves_what_there_is(tmp_path):
     os.killpg(run.process.pid, signal.SIGINT)
     assert run.end() == 128 + signal.SIGINT
     assert f"stopped by Ctrl-C; {HINT}" in run.text()
-    for text in ("Traceback", "error"):
+    for text in ("Traceback", "is replaced", "error"):
         assert text not in run.text()
     assert saved_step(run) == last_step(run.folder)
     assert log(run.folder, "end") == []

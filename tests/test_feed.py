@@ -216,11 +216,12 @@ class StandInFeed(Feed):
         parameters, state = SimpleNamespace(version=version), json.loads(json.dumps(state))
         super().__init__(chosen, prompts, [None, None], parameters, lambda: False, state)
         self.rng = random.Random(seed)
-        for number in range(2):
-            process = StandIn(self.parameters, self.rng)
-            generator = Generator(number, process, process, process, time.monotonic(), slots=8)
-            self.generators.append(generator)
+        self.generators = [self._start(number) for number in range(2)]
         self.verifiers = Judges(solved)
+
+    def _start(self, number):
+        process = StandIn(self.parameters, self.rng)
+        return Generator(number, process, process, process, heard=time.monotonic(), slots=8)
 
 
 def make_steps(feed, first, last):
@@ -239,14 +240,16 @@ def make_steps(feed, first, last):
 @pytest.mark.parametrize("asynchrony", ["pipeline-0", "pipeline-2", "pipeline-8", "ppo-1", "ppo-3"])
 @pytest.mark.parametrize("seed", range(4))
 def test_pitfall_16_no_token_is_older_than_k_and_no_prompt_is_lost(asynchrony, seed):
-    """Also if the run is resumed at any step, and validated between. No token is older than its
-    group, no group older than k, and the bound is used. The prompts trained on and those under way
-    are the first of the epoch, each once."""
+    """Also if the run is resumed at any step, if generators die, and if it is validated between. No
+    token is older than its group, no group older than k, and the bound is used. The prompts trained
+    on and those under way are the first of the epoch, each once."""
     most, feed, rng = loss.most_off_policy(asynchrony), None, random.Random(seed)
     ages, prompts, numbers, step = [], [], set(), 0
     for last in sorted(rng.sample(range(10, 24), 3)):
         state = feed.state() if feed else None
-        feed = StandInFeed(asynchrony, (400,), seed=last, state=state, version=step)
+        feed = StandInFeed(
+            asynchrony, (400,), seed=last, state=state, version=step, max_restarts=99
+        )
         while step < last:
             (groups,) = make_steps(feed, step, step + 1)
             for group in groups:
@@ -256,6 +259,7 @@ def test_pitfall_16_no_token_is_older_than_k_and_no_prompt_is_lost(asynchrony, s
                 prompts.append(group.problem_index)
                 numbers.add(group.number)
             step += 1
+            rng.choice(feed.generators).process.dead = rng.random() < 0.2
             if rng.random() < 0.2:
                 assert all(group.finished for group in feed.validate(step))
     assert min(1, most) <= max(ages) <= most and min(ages) >= 0
@@ -326,20 +330,50 @@ def test_a_validation_is_all_held_out_problems_with_their_own_seeds_at_each_step
     assert feed.sampled_tokens == 2 * sum(len(group.rollouts) for group in of_training)
 
 
-def test_a_generator_that_dies_or_cannot_be_started_ends_the_run_and_says_why(monkeypatch):
-    """No file is left for its queues."""
-    feed = StandInFeed("pipeline-2")
+def test_generators_that_fail_too_often_end_the_run(capsys):
+    feed = StandInFeed("pipeline-2", max_restarts=1)
     make_steps(feed, 0, 2)
+    feed.generators[0].process.dead = True
+    make_steps(feed, 2, 8)
+    said = capsys.readouterr().err
+    assert "ended by signal 9" in said and "(1 of --max-restarts 1)" in said
     feed.generators[1].process.dead = True
-    assert feed.batch(2) is None
+    assert feed.batch(8) is None
     assert "ended by signal 9 and reported no error" in feed.failure
-    feed.close()
+
+
+def test_the_trainer_waits_until_a_new_generator_is_ready():
+    """It may share its GPU. One that fails before it is ready is replaced too."""
+    feed = StandInFeed("pipeline-2", max_restarts=2)
+    make_steps(feed, 0, 2)
+    feed._hand_out(2)
+    start = feed._start
+
+    def fails_once(number):
+        new = start(number)
+        new.slots, new.process.dead = 0, feed.restarts == 1
+        return new
+
+    feed._start, feed.generators[0].process.dead = fails_once, True
+    assert feed._take_in(wait=False)
+    assert feed.restarts == 2 and feed.generators[0].slots == 8
+    make_steps(feed, 2, 4)
+
+
+def test_a_replacement_that_cannot_be_started_ends_the_run_and_says_why(monkeypatch):
+    """No file is left for the queues of another generator."""
 
     def full():
         raise OSError(28, "No space left on device")
 
+    feed = StandInFeed("pipeline-2")
+    make_steps(feed, 0, 2)
+    feed.generators[1].process.dead = True
     context = SimpleNamespace(Queue=full)
     monkeypatch.setattr(core.generators.multiprocessing, "get_context", lambda _: context)
+    engine = EngineSettings("model", "cpu", "float32", 1, 8, None)
+    feed._start = lambda number: start_generator(number, engine, None)
+    assert feed.batch(2) is None
     why = r"generator 1 on cpu cannot be started \(\[Errno 28\] No space left.*is /dev/shm full"
-    with pytest.raises(GeneratorFailed, match=why):
-        start_generator(1, EngineSettings("model", "cpu", "float32", 1, 8, None), None)
+    assert re.match(why, feed.failure)
+    feed.close()

@@ -146,7 +146,7 @@ PRINTED = r"""
 10 | !-m pytest | (?i)failed
 10 | --name half-written | steps .mean@
 10 | --name no-cursor | steps .mean@
-10 | --name killed | ended by signal 9.* steps .mean@
+10 | --name killed | It is replaced.* steps .mean@
 10 | uniq -c | \A[1-9]
 """
 
