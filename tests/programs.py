@@ -11,8 +11,15 @@ CALLED = programming.problem("Add.", {"inputs": [[41, 1]], "outputs": [[42]], "f
 
 
 def rows(table: str) -> list[list[str]]:
-    """The cells of each line, between which | stands."""
-    return [[*map(str.strip, line.split(" |"))] for line in table.strip().split("\n")]
+    """The cells of each line, between which | stands. In a cell ⏎ is the end of a line."""
+    lines = [line.split(" |") for line in table.strip().split("\n")]
+    return [[cell.strip().replace("⏎", "\n") for cell in line] for line in lines]
+
+
+def require_verdicts(table: str, score) -> None:
+    """Assert that score(*cells) is what the first cell of each line says, right or wrong."""
+    for verdict, *cells in rows(table):
+        assert score(*cells) is (verdict == "right"), cells
 
 
 def read_programs(name: str) -> dict[str, dict[str, str]]:

@@ -3,9 +3,8 @@
 import hashlib
 import random
 
-import pytest
 import torch
-from programs import rows
+from programs import require_verdicts
 
 from core.model import load_model, load_tokenizer
 from data import Problem, is_held_out
@@ -18,6 +17,8 @@ def test_the_problems_are_those_that_all_published_runs_had():
     (source,) = load_data(["arithmetic"], 4000, 240)
     texts = "".join(each.prompt + each.answer for each in source.train + source.validation)
     assert hashlib.sha256(texts.encode()).hexdigest()[:16] == "8da0c752856f8083"
+    longer = arithmetic.problems("train", 400, 0, "9")
+    assert 36 <= [problem.prompt.index("+") for problem in longer].count(9) <= 52
 
 
 VERDICTS = f"""
@@ -35,8 +36,7 @@ wrong | </think>
 
 def test_verdicts():
     problem = Problem("4729+8153=", "12882", arithmetic.__name__)
-    for verdict, completion in rows(VERDICTS):
-        assert arithmetic.score(problem, completion) is (verdict == "right"), completion
+    require_verdicts(VERDICTS, lambda text: arithmetic.score(problem, text))
 
 
 def test_clean_traces_lead_to_the_sum_and_noisy_ones_to_what_they_say():
@@ -45,9 +45,8 @@ def test_clean_traces_lead_to_the_sum_and_noisy_ones_to_what_they_say():
     for _ in range(500):
         a, b = arithmetic.draw(rng, rng.randint(1, 6), held_out=False)
         assert make_base.trace(a, b, rng)[1] == str(a + b)
-        thinking, answer = make_base.trace(a, b, rng, wrong=0.3, ramble=0.5)
-        first, *others = [step[-2:] for step in thinking.split(";")[: len(str(a))]][::-1]
-        assert int(answer) == int(first + "".join(result[1] for result in others))
+        thinking, answer = make_base.trace(a, b, rng, wrong=0.3)
+        assert int(answer) == int(thinking[-2] + thinking[-1::-9])
         wrong += answer != str(a + b)
     assert 200 < wrong < 450
 
@@ -77,11 +76,3 @@ def test_the_shipped_tokenizer_and_base_leave_rl_something_to_do():
     torch.manual_seed(0)
     rates = make_base.pass_rates(model, tokenizer, per_length=50, seed=5)
     assert 0.10 <= sum(rates) / len(rates) <= 0.35
-
-
-def test_longer_sums_for_another_base():
-    longest = [problem.prompt.index("+") for problem in arithmetic.problems("train", 400, 0, "9")]
-    assert longest.count(9) == pytest.approx(400 / 9, abs=8)
-    for wrong in ("0", "-3", "six"):
-        with pytest.raises(ValueError, match=f"1 digit or more, not max_digits={wrong}"):
-            arithmetic.problems("train", 10, max_digits=wrong)

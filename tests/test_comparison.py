@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from curves import fit_of, fits_of, run_of
+from curves import curve, fit_of, fits_of
 from fit import HALF, seeds_of
+from programs import rows
 
 from curve import comparison
 from curve.comparison import asymptote_of, compare, efficiency_between, fit_together
-from curve.fit import fit_sigmoid
 from curve.report import variants_table
 
 
@@ -24,35 +24,34 @@ def with_A(fit, A, low, high):
 
 # --- verdicts -------------------------------------------------------------------------------------
 
-FLAT = dict(B=1.2, noise=0.002)
-STEEP = dict(B=2.8, noise=0.002)
-HIGH = dict(A=0.75)
-LOW = dict(A=0.65)
-QUICK = dict(C_mid=60.0)
-SLOW = dict(C_mid=110.0)
-EARLY = dict(C_mid=70.0, last=100.0, noise=0.005)
-LONG = dict(last=3000.0, noise=0.002)
-VERDICTS = [
-    (HIGH, LOW, "ceiling", "one raises the ceiling"),
-    (LOW, HIGH, "ceiling", "two raises the ceiling"),
-    (FLAT, STEEP, "efficiency", "two is more efficient"),
-    (QUICK, SLOW, "efficiency", "one is more efficient"),
-    ({}, dict(A=0.71), "none", "no difference that this data shows"),
-    (dict(last=100.0), {}, "unknown", "does not identify A of one"),
-    (EARLY | SLOW, EARLY, "same compute", "two is ahead at compute 100: this data does"),
-    (EARLY, EARLY | dict(last=2.0), "unknown", "does not identify A of one and two"),
-]
-OF_THREE_SEEDS = [
-    (SLOW | STEEP, FLAT, "steeper but later", "one rises"),
-    (QUICK | LONG | dict(A=0.685), LONG, "quicker but lower", "one is more efficient, but"),
-    ({}, dict(B=2.1), "ceiling or efficiency", "two is ahead"),
-]
+# Runs of two variants, the kind of the verdict, and words of it.
+VERDICTS = """
+A=0.75 | A=0.65 | ceiling | one raises the ceiling
+A=0.65 | A=0.75 | ceiling | two raises the ceiling
+B=1.2, noise=0.002 | B=2.8, noise=0.002 | efficiency | two is more efficient
+C_mid=60 | C_mid=110 | efficiency | one is more efficient
+ | A=0.71 | none | no difference that this data shows
+last=100 | | unknown | does not identify A of one
+C_mid=110, EARLY | C_mid=70, EARLY | same compute | two is ahead at compute 100: this data does
+C_mid=70, EARLY | C_mid=70, last=2 | unknown | does not identify A of one and two
+"""
+OF_THREE_SEEDS = """
+C_mid=110, B=2.8, noise=0.002 | B=1.2, noise=0.002 | steeper but later | one rises
+A=0.685, C_mid=60, LONG | LONG | quicker but lower | one is more efficient, but
+ | B=2.1 | ceiling or efficiency | two is ahead
+"""
+
+
+def fits(seeds, run):
+    """The fits of these seeds of a run as a table has it."""
+    run = run.replace("EARLY", "last=100, noise=0.005").replace("LONG", "last=3000, noise=0.002")
+    return fits_of(seeds, **curve(run))
 
 
 @pytest.mark.parametrize("seeds", [([0], [7]), ([0, 1, 2], [3, 4, 5])])
 def test_verdicts(seeds):
-    for one, two, kind, words in VERDICTS + OF_THREE_SEEDS * (len(seeds[0]) == 3):
-        result = compared(fits_of(seeds[0], **one), fits_of(seeds[1], **two))
+    for *runs, kind, words in rows(VERDICTS) + rows(OF_THREE_SEEDS) * (len(seeds[0]) == 3):
+        result = compared(*map(fits, seeds, runs))
         assert result.kind == kind, words
         assert words in result.verdict
         assert bool(result.efficiency) == (kind not in ("ceiling", "same compute", "unknown"))
@@ -61,26 +60,20 @@ def test_verdicts(seeds):
 
 def test_runs_that_show_no_ceiling_are_compared_in_efficiency_alone():
     """As they are when all end near 1; runs that end before their middle are not compared."""
-
-    def fits(C_mid, last=300.0, A=1.0):
-        return fits_of(range(8), A=A, C_mid=C_mid, n=21, last=last, B=1.5, R0=0.1, noise=0.02)
-
-    slow = fits(100.0)
+    run = "n=21, last=300, B=1.5, R0=0.1, noise=0.02, "
+    slow, quick, low = (fits(range(8), run + own) for own in ("A=1", "A=1, C_mid=60", "A=0.8"))
     assert any(fit.no_ceiling for fit in slow)
-    result = compared(slow, fits(60.0))
+    result = compared(slow, quick)
     assert (result.kind, result.winner, result.A_difference) == ("efficiency", "two", None)
     assert "not all runs of one" in result.sentence
     assert result.efficiency["C_mid_ratio"][0] == pytest.approx(100 / 60, rel=0.1)
-    capped = compared(slow, fits(100.0, A=0.8)).sentence
-    assert capped.startswith("one raises the ceiling (its A lies at least")
+    assert compared(slow, low).sentence.startswith("one raises the ceiling (its A lies at least")
 
 
 def test_runs_that_fell_are_counted_and_left_out_of_a_comparison():
-    curve = dict(A=0.8, R0=0.1)
-    whole = fits_of(range(2), **curve)
-    x, y = run_of(**curve, seed=2)
-    fallen = fit_sigmoid(x, np.where(x > 500, 0.5, y))
-    other = fits_of(range(3, 6), **curve, C_mid=60.0)
+    whole = fits(range(2), "A=0.8, R0=0.1")
+    (fallen,) = fits([2], "A=0.8, R0=0.1, fall=(500, 0.5)")
+    other = fits(range(3, 6), "A=0.8, R0=0.1, C_mid=60")
     result = compared([*whole, fallen], other)
     assert result.efficiency == compared(whole, other).efficiency
     assert result.verdict == "two is more efficient"
@@ -113,7 +106,7 @@ def test_a_ceiling_is_not_raised_against_its_own_interval():
 
 
 def test_a_height_counts_only_if_the_points_bear_it_out(monkeypatch):
-    one, two = fits_of([0], **EARLY | SLOW), fits_of([7], **EARLY)
+    one, two = fits([0], "C_mid=110, EARLY"), fits([7], "C_mid=70, EARLY")
     lower = [replace(fit, y=fit.y - 0.2) for fit in two]
     assert compared(one, two).kind == "same compute"
     assert compared(one, lower).kind == "unknown"

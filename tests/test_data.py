@@ -350,11 +350,23 @@ a.jsonl,task=mine | task= is one of arithmetic,
 algebra | no such file or folder, and no data set .*; known are polaris, .*, arithmetic
 mathematics | without problems of its own
 arithmetic,x=1 | unexpected .* 'x'
+arithmetic,max_digits=0 | max_digits=0
+arithmetic,max_digits=six | max_digits=six
+gym | gym:FAMILY: .* ''; there are ab,
+gym:nosuch | 'nosuch'; there are ab,
+gym:products,digits=1 | products .* {'digits': 1}:
+gym:products,graded=true | products .* {'graded'
+gym:products,seed=1 | .seed
+gym:products,max_digits=many | products .* 'many'
+gym:arc_agi | arc_agi
+gym:n_queens | n_queens
+gym:coin_flip | coin_flip
 """
 
 
 def test_an_argument_that_cannot_be_used_is_refused():
     for argument, words in rows(REFUSED):
+        argument.startswith("gym") and pytest.importorskip("reasoning_gym")
         with pytest.raises(ValueError, match=words):
             load(argument)
 

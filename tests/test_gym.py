@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from programs import rows
+from programs import require_verdicts
 
 from data import Problem
 from data.load import load_data, load_evaluation
@@ -42,32 +42,12 @@ def test_the_instruction_and_the_metadata_reach_the_verdict():
     problem = source.validation[0]
     assert problem.prompt.endswith(instruction)
     assert json.loads(json.dumps(problem.metadata)) == problem.metadata
-    for verdict, text in rows(COMPLETIONS):
-        text = text.replace("A", problem.answer).replace("⏎", "\n").replace("LONG", "1 " * 10**6)
-        assert gym.score(problem, text) is (verdict == "right"), text
+    table = COMPLETIONS.replace("A", problem.answer).replace("LONG", "1 " * 10**6)
+    require_verdicts(table, lambda text: gym.score(problem, text))
     (product,) = gym.problems("train", 1, 0, "prime_factorization")
     assert product.prompt.endswith(gym.INSTRUCTION)
     with pytest.raises(RaisedInside, match="ValueError"):  # the package's own, which is wrong
         gym.score(product, "two times three")
-
-
-REFUSED = r"""
-gym:nosuch | there is no 'nosuch'; there are ab,
-gym | gym:FAMILY: there is no ''; there are ab,
-gym:products,digits=1 | products does not take {'digits': 1}:
-gym:products,graded=true | products does not take {'graded'
-gym:products,seed=1 | multiple values for argument .seed
-gym:products,max_digits=many | products does not take
-gym:arc_agi | cannot be judged from their text
-gym:n_queens | n_queens is refused: its verifier runs what the model writes as code
-gym:coin_flip | coin_flip is refused: its verifier calls wrong answers right
-"""
-
-
-@pytest.mark.parametrize("argument, message", rows(REFUSED))
-def test_what_cannot_be_had_is_named(argument, message):
-    with pytest.raises(ValueError, match=message):
-        load_data([argument], 5, 5)
 
 
 # --- what a model writes is never run, and a constant never wins ----------------------------------
@@ -115,7 +95,9 @@ wrong | 4 6 | 24 | nan |
 """
 
 
-@pytest.mark.parametrize("verdict, numbers, target, text, why", rows(SUMS))
-def test_a_sum_makes_its_target_exactly(verdict, numbers, target, text, why):
-    metadata = {"numbers": [*map(int, numbers.split())], "target": int(target)}
-    assert gym.makes_the_target(text, {"metadata": metadata}) is (verdict == "right")
+def test_a_sum_makes_its_target_exactly():
+    def makes(numbers, target, text, _):
+        metadata = {"numbers": [*map(int, numbers.split())], "target": int(target)}
+        return gym.makes_the_target(text, {"metadata": metadata})
+
+    require_verdicts(SUMS, makes)

@@ -4,9 +4,7 @@ interval."""
 import numpy as np
 import pytest
 
-from curve.fit import fit_series, fit_sigmoid, sigmoid
-from curve.logs import Series
-from curve.report import describe, report
+from curve.fit import fit_sigmoid, sigmoid
 
 X = np.linspace(0, 600, 13)
 # Shapes that fit almost exactly, or are at their end at once.
@@ -59,8 +57,7 @@ def test_a_first_point_off_the_curve_does_not_give_R0():
     x = np.append(0, np.geomspace(1, 600, 40))
     y = sigmoid(x, 0.8, 1.8, 100, 0.5) + 0.005 * np.random.default_rng(0).standard_normal(41)
     y[0] = 0.4156
-    fit = fit_series(Series("run", x, y))
+    fit = fit_sigmoid(x, y)
     assert fit.R0 == pytest.approx(0.5, abs=0.01)
     assert fit.interval["R0"][0] > 0.4156
     assert not fit.warnings
-    assert "fitted: the first point, 0.416" in describe(fit, report(fit))

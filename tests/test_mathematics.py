@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from programs import rows
+from programs import require_verdicts, rows
 
 from data.tasks import mathematics
 from data.tasks.mathematics import last_boxed, problem, score
@@ -103,9 +103,7 @@ wrong |
 def test_only_the_last_box_after_the_thinking_counts():
     """In the last 200,000 characters: no more are read."""
     table = COMPLETIONS.replace(r"\ud800", "\ud800").replace("FAR", "{" * 200_000)
-    for verdict, completion in rows(table):
-        right = score(problem("What?", "17"), completion)
-        assert right is (verdict == "right"), repr(completion)
+    require_verdicts(table, lambda text: score(problem("What?", "17"), text))
 
 
 def test_braces_of_a_box_are_balanced_and_escaped_ones_are_none():

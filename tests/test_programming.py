@@ -4,7 +4,7 @@ sandbox."""
 import json
 
 import pytest
-from programs import CALLED, IN_AND_OUT, block, read_programs, rows
+from programs import CALLED, IN_AND_OUT, block, read_programs, require_verdicts
 
 from data.tasks import programming
 
@@ -49,10 +49,10 @@ NO_FORMS = """
 """
 
 
-@pytest.mark.parametrize("tests", NO_FORMS.split("\n")[1:-1])
-def test_tests_in_no_known_form_are_refused(tests):
-    with pytest.raises(ValueError, match="no form that is known, or call different functions"):
-        programming.problem("Add.", tests)
+def test_tests_in_no_known_form_are_refused():
+    for tests in NO_FORMS.strip().split("\n"):
+        with pytest.raises(ValueError, match="no form"):
+            programming.problem("Add.", tests)
 
 
 def test_the_fifteen_longest_tests_are_kept():
@@ -64,7 +64,7 @@ def test_the_fifteen_longest_tests_are_kept():
         assert [len(given) for given, _ in answer["tests"]] == kept
 
 
-# ⏎ is the end of a line, and [ ] stand around a program in its block behind the thinking.
+# [ ] stand around a program in its block behind the thinking.
 COMPLETIONS = r"""
 right | [print(42)]
 right | ```python⏎print(42)⏎```
@@ -91,11 +91,9 @@ wrong | [import os⏎os.write(1, '\ud800'.encode(errors='surrogatepass'))]
 
 
 def test_verdicts_on_a_program():
-    start, end = block("\n").split("\n\n")
-    for verdict, text in rows(COMPLETIONS):
-        for sign, meaning in (("[", f"{start}\n"), ("]", f"\n{end}"), ("⏎", "\n"), ("�", "\ud800")):
-            text = text.replace(sign, meaning)
-        assert programming.score(IN_AND_OUT, text) is (verdict == "right"), repr(text)
+    start, end = block("⏎").split("⏎")
+    table = COMPLETIONS.replace("[", start.replace("\n", "⏎")).replace("]", end.replace("\n", "⏎"))
+    require_verdicts(table.replace("�", "\ud800"), lambda text: programming.score(IN_AND_OUT, text))
 
 
 # The verdict, what the function returns, and what is wanted, in JSON.
@@ -127,11 +125,12 @@ right | '\ud800' | "\ud800"
 
 
 def test_what_a_function_returns_is_compared_as_json():
-    for verdict, returned, wanted in rows(RETURNED):
+    def score(returned, wanted):
         test = {"testtype": "functional", "input": "0", "output": wanted, "fn_name": "f"}
         program = f"class Solution:\n    def f(self, x: List[int]):\n        return {returned}"
-        problem = programming.problem("Do.", [test])
-        assert programming.score(problem, block(program)) is (verdict == "right"), returned
+        return programming.score(programming.problem("Do.", [test]), block(program))
+
+    require_verdicts(RETURNED, score)
 
 
 # The verdict, what is written, and what is wanted.
@@ -150,9 +149,7 @@ wrong | 1⏎⏎2 | 1⏎2
 
 
 def test_decimal_fractions_are_compared_up_to_rounding_and_nothing_else_is():
-    for verdict, *texts in rows(TEXTS):
-        written, wanted = (text.replace("⏎", "\n") for text in texts)
-        assert programming.same_text(written, wanted) is (verdict == "right"), written
+    require_verdicts(TEXTS, programming.same_text)
 
 
 # Of a verdict within .9 seconds: the number of tests, and what the program does in each.
@@ -172,12 +169,14 @@ print(42)
 """
 
 
-@pytest.mark.parametrize("verdict, number, call", rows(SLOW))
-def test_cpu_time_decides_and_the_clock_is_a_wider_limit(monkeypatch, verdict, number, call):
+def test_cpu_time_decides_and_the_clock_is_a_wider_limit(monkeypatch):
     """One that sleeps waits, as on a busy machine."""
     monkeypatch.setenv("SCORE_SECONDS", "1")
-    problem = programming.problem("Do.", int(number) * [{"input": "", "output": "42"}])
-    assert programming.score(problem, block(PROGRAM.format(call))) is (verdict == "right")
+    of_tests = lambda number: programming.problem("Do.", number * [{"input": "", "output": "42"}])
+    require_verdicts(
+        SLOW,
+        lambda number, call: programming.score(of_tests(int(number)), block(PROGRAM.format(call))),
+    )
 
 
 # --- honest programs ------------------------------------------------------------------------------
