@@ -13,7 +13,7 @@ import numpy as np
 from curve.comparison import Comparison, asymptote_of
 from curve.files import whole_file
 from curve.fit import Fit, Variants, beyond_0, with_interval
-from curve.forecast import each, early_fits
+from curve.forecast import each
 
 # What the columns of our own logs count.
 COMPUTE_UNITS = {
@@ -43,21 +43,19 @@ def plot_variants(
     as_text = {"pdf.fonttype": 42, "svg.fonttype": "none", "text.parse_math": False}
     with rc_context(as_text), whole_file(path) as partial:
         figure = Figure(figsize=(9, 6))
+        axes = figure.subplots()
         if len(fits) == 1:
-            axes, strip = figure.subplots(2, sharex=True, height_ratios=(5, 1))
             _draw_run(axes, fits[0], predict)
-            _draw_residuals(strip, fits[0])
             legend = {"ncols": 2}
         else:
-            axes = strip = figure.subplots()
             _draw_variants(axes, variants, comparisons)
             legend = {
                 "title": "points of all seeds, and their curves, to twice the compute (dashed)"
             }
         # The axes have names, and compute is printed as in the report.
-        strip.set_xlabel(_axis_label("compute", {fit.series.x_name for fit in fits}))
+        x_label = _axis_label("compute", {fit.series.x_name for fit in fits})
         y_label = _axis_label("pass rate", {fit.series.y_name for fit in fits})
-        axes.set(ylabel=y_label, xscale="log")
+        axes.set(xlabel=x_label, ylabel=y_label, xscale="log")
         axes.xaxis.set_major_formatter("{x:g}")
         axes.xaxis.set_minor_formatter("")
         low, high = axes.get_xlim()
@@ -71,8 +69,7 @@ def plot_variants(
 
 
 def _draw_run(axes, fit: Fit, predict: Sequence[float]) -> None:
-    """Points, curve, band, a forecast to 4 times the last compute or the last `predict`, and the
-    forecasts from early parts of the run to its end."""
+    """Points, curve, band, and a forecast to 4 times the last compute or the last `predict`."""
     series = fit.series
     title = series.name if fit.identified else f"{series.name}\n{fit.warnings[0]}"
     axes.set_title(title, fontsize=10, wrap=True)
@@ -96,10 +93,6 @@ def _draw_run(axes, fit: Fit, predict: Sequence[float]) -> None:
     axes.plot(future, later, "C0", ls="--", label="forecast")
     axes.fill_between(past, *fit.band(past), color="C0", alpha=0.15, lw=0, label="95 % intervals")
     axes.fill_between(future, *ends, color="C0", alpha=0.15, lw=0)
-    for early in early_fits(fit) if fit.C_max == series.x[-1] else ():
-        C = np.geomspace(early.C_max, series.x[-1], 50)
-        axes.plot(C, each(early, C)[0], color="0.5", lw=0.9)
-    axes.plot([], [], color="0.5", lw=0.9, label="forecasts from earlier points")
 
     # The parameters that are lines, as far as the data shows them.
     if fit.identified:
@@ -112,15 +105,6 @@ def _draw_run(axes, fit: Fit, predict: Sequence[float]) -> None:
         axes.axhline(low, color="C3", lw=1, ls="--", label=f"A not identified: above {low:.3f}")
     text = f"R0 {fit.R0:.3f}: before training"
     axes.axhline(fit.R0, color="0.45", lw=1, ls=":", label=text)
-
-
-def _draw_residuals(axes, fit: Fit) -> None:
-    """The points minus the curve; in grey, where 95 % of single validations lie around it."""
-    x, y = beyond_0(fit.series)
-    axes.axhspan(-fit.scatter, fit.scatter, color="0.9")
-    axes.plot(x, y - fit.predict(x), "o", ms=3, color="C0")
-    axes.axhline(0, color="C0", lw=1)
-    axes.set_ylabel("residual")
 
 
 def _draw_variants(axes, variants: Variants, comparisons: Sequence[Comparison]) -> None:
