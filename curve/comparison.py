@@ -240,7 +240,6 @@ VERDICTS = {
     "steeper but later": (
         "{winner} rises more steeply but later: neither is more efficient all along"
     ),
-    "quicker but lower": "{winner} is more efficient, but its ceiling is lower",
     "none": "no difference that this data shows",
     "same compute": (
         "{winner} is ahead at compute {C:.3g}: this data does not identify A of {unknown}"
@@ -336,8 +335,6 @@ def decide(groups: Groups, ceilings: Estimate) -> tuple[str, int, dict | None]:
         kind = "steeper but later"
     elif ahead not in sure:
         kind = "ceiling or efficiency"
-    elif higher == -ahead:
-        kind = "quicker but lower"
     else:
         kind = "efficiency"
     return kind, ahead, efficiency
