@@ -92,7 +92,24 @@ def group_of_one():
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory):
-    return make_models(tmp_path_factory.mktemp("model"), head_dim=16)
+    """Folders of tiny random models by kind, with the arithmetic task's tokenizer: models.json has
+    what their configs have besides. Heads have 32 numbers, the fewest that vLLM takes on a CPU; in
+    DeepSeek's, those of values are smaller than those of keys, 12 and 8 + 8. Each folder has
+    sampling defaults that would show if they were used."""
+    from transformers import AutoConfig
+
+    from docs.make_base import make_tokenizer
+
+    tokenizer, folders, parent = make_tokenizer(), {}, tmp_path_factory.mktemp("model")
+    common = sizes(tokenizer) | {"head_dim": 32}
+    defaults = {"do_sample": True, "temperature": 0.2, "top_k": 2, "repetition_penalty": 3.0}
+    for kind, own in json.loads(Path(__file__).with_name("models.json").read_text()).items():
+        text = own.get("text_config", own)
+        text |= common | text
+        # Parameters far from uniform, so that a wrong position shows.
+        config = AutoConfig.for_model(**own)
+        folders[kind] = save_random(config, parent / kind, tokenizer, std=0.3, **defaults)
+    return folders
 
 
 @pytest.fixture(scope="session")
@@ -105,7 +122,7 @@ def golden_run(models, tmp_path_factory):
     from machinery.folder import write_config
 
     folder, model = tmp_path_factory.mktemp("golden"), models["llama"]
-    of_a_run = dict(model=model, defaults="toy", recipe=Recipe(loss="dapo"), name="run")
+    of_a_run = dict(model=model, defaults="toy", recipe=Recipe(eps_max=0.05), name="run")
     chosen = steps.settings(2, validation_every=1, rollouts_kept=3, **of_a_run)
     batches = [steps.groups_of_every_fate(), steps.batch_of_groups(1)]
     steps.train_on(chosen, model, batches, folder)
@@ -118,25 +135,6 @@ def golden_run(models, tmp_path_factory):
 def run(golden_run, tmp_path, here):
     """A run, runs/run below the folder where we stand."""
     return shutil.copytree(golden_run, tmp_path / "runs" / "run")
-
-
-def make_models(parent, head_dim):
-    """Folders of tiny random models by kind, with the arithmetic task's tokenizer: models.json has
-    what their configs have besides. In DeepSeek's, the heads of values are smaller than those of
-    keys, 12 and 8 + 8."""
-    from transformers import AutoConfig
-
-    from docs.make_base import make_tokenizer
-
-    tokenizer, folders = make_tokenizer(), {}
-    common = sizes(tokenizer) | {"head_dim": head_dim}
-    for kind, own in json.loads(Path(__file__).with_name("models.json").read_text()).items():
-        text = own.get("text_config", own)
-        text |= common | text
-        # Parameters far from uniform, so that a wrong position shows.
-        config = AutoConfig.for_model(**own)
-        folders[kind] = save_random(config, parent / kind, tokenizer, std=0.3)
-    return folders
 
 
 def sizes(tokenizer):

@@ -1,12 +1,15 @@
-"""Real optimizer steps, `train.train` itself, on groups that a test has made: without generators
-and verifiers."""
+"""A world in one process: small groups and requests of a test's own, optimizer steps on them by
+`train.train` itself, and what plain forwards say of a completion."""
 
+import importlib.util
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
@@ -14,14 +17,18 @@ from torch.distributions import Categorical
 from torch.nn.utils.rnn import pad_sequence
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+import generate
 import loss
 import train
+from core.engine import Decoding, EngineSettings
 from core.feed import Feed, Prompts
 from core.model import checksum, load_model, load_tokenizer
-from core.rollouts import Batch, Group, Rollout, SharedParameters, given_rollout
-from core.settings import Settings, parse, read_sources
+from core.rollouts import Batch, Group, Request, Rollout, SharedParameters, given_rollout
+from core.settings import GenerateCommand, Sampling, Settings, parse, read_sources
+from core.text import make_decoding
 from data import Problem
 from data.verify import Verdict
+from docs.make_base import make_tokenizer
 from machinery.folder import checkpoints
 from machinery.measures import Compute
 from machinery.ranks import Stop
@@ -31,11 +38,28 @@ from machinery.trainer import Start, gathered
 
 FIRST = 50  # steps made before; past the warm-up
 CPU = torch.device("cpu")
+# Of the tested engines; benchmarks/gpu.py says a GPU.
+DEVICE = os.environ.get("SCALERL_TEST_DEVICE", "cpu")
+
+# A developer's machine may be without vLLM, and then its tests are skipped; in CI (.ci/run sets CI)
+# they are not.
+needs_vllm = pytest.mark.skipif(
+    importlib.util.find_spec("vllm") is None and "CI" not in os.environ,
+    reason="vLLM is not installed",
+)
 
 
 def run_train(arguments: list[str]) -> int:
     """The command `python train.py ARGUMENTS`, in this process."""
     return train.main(parse(arguments, Settings, description=train.__doc__))
+
+
+def run_generate(arguments: list[str]) -> int:
+    """The exit status of `python generate.py` with these arguments, run in this process."""
+    return generate.main(parse(arguments, GenerateCommand, generate.__doc__))
+
+
+# --- groups that are trained on -------------------------------------------------------------------
 
 
 def settings(steps: int = 1, **changes) -> Settings:
@@ -46,7 +70,7 @@ def settings(steps: int = 1, **changes) -> Settings:
     return Settings(**given | changes)
 
 
-def rollout(group, index, prompt, tokens, sampled=None, truncated=False, version=FIRST):
+def rollout(group, index, prompt, tokens, sampled=None, truncated=False):
     made = given_rollout(prompt, tokens)
     if sampled is not None:
         made.sampled[:] = [*sampled]
@@ -55,7 +79,7 @@ def rollout(group, index, prompt, tokens, sampled=None, truncated=False, version
         made,
         request=replace(made.request, group=group, index=index, thinking_budget=9),
         logprobs=np.where(made.sampled, -noise.astype(np.float32) - 0.1, 0.0).astype(np.float32),
-        versions=made.versions + np.int32(version),
+        versions=made.versions + np.int32(FIRST),
         truncated=truncated,
     )
 
@@ -69,15 +93,15 @@ def make_group(number: int, rollouts: list[Rollout], correct: list[bool]) -> Gro
     return group
 
 
-def batch_of_groups(seed=0, vocabulary=18) -> list[Group]:
+def batch_of_groups(seed=0) -> list[Group]:
     """Three groups of four ragged completions with forced and truncated ones among them."""
     rng = np.random.default_rng(seed)
     groups = []
     for number in range(3):
-        prompt = rng.integers(vocabulary, size=rng.integers(2, 7)).tolist()
+        prompt = rng.integers(18, size=rng.integers(2, 7)).tolist()
         rollouts, correct = [], []
         for index in range(4):
-            tokens = rng.integers(vocabulary, size=rng.integers(3, 15))
+            tokens = rng.integers(18, size=rng.integers(3, 15))
             sampled = [index != 1 or place not in (1, 2) for place in range(len(tokens))]
             truncated = (number, index) == (0, 3)
             rollouts.append(rollout(number, index, prompt, tokens, sampled, truncated))
@@ -100,30 +124,51 @@ def groups_of_every_fate() -> list[Group]:
     return groups
 
 
+# --- plain forwards -------------------------------------------------------------------------------
+
+
+def policy_of(rollout, model, old=None, kept=0, temperature=1.0) -> tuple[Categorical, Tensor]:
+    """The distribution of each token of a completion, from a plain forward; and its tokens. With
+    `old`, keys and values of the first `kept` positions are those of the model `old`, which has
+    sampled what they lead to."""
+    prompt = rollout.request.prompt_ids
+    ids, cache, logits = torch.tensor([prompt + rollout.tokens.tolist()]), {}, []
+    if kept:
+        before = old(input_ids=ids[:, :kept], use_cache=True)
+        cache, logits = {"past_key_values": before.past_key_values}, [before.logits]
+    logits = torch.cat([*logits, model(input_ids=ids[:, kept:], **cache).logits], 1)
+    of_tokens = logits[0, len(prompt) - 1 : -1] / temperature
+    return Categorical(logits=of_tokens), ids[0, len(prompt) :]
+
+
+@torch.no_grad()
+def largest_error(rollout, *of_model, start=0, end=None) -> float:
+    """The most that the recorded log-probabilities of sampled tokens are off, of these completion
+    tokens. of_model: as in `policy_of`."""
+    policy, tokens_T = policy_of(rollout, *of_model)
+    errors = np.abs(policy.log_prob(tokens_T).numpy() - rollout.logprobs)
+    return errors[start:end][rollout.sampled[start:end]].max(initial=0.0)
+
+
 def credit_of(chosen: Settings, batch: Batch) -> loss.Credit:
     """The credit of these completions, by loss.py."""
     of_batch = batch.scores_PG, batch.lengths_PG, batch.usable_PG
     return loss.credit(chosen.recipe, *of_batch, chosen.thinking_budget[1], chosen.answer_budget)
 
 
-def policy_of(model, rollout) -> tuple[Categorical, Tensor]:
-    """The distribution of each token of a completion, from a plain forward; and its tokens."""
-    prompt = rollout.request.prompt_ids
-    ids = torch.tensor([prompt + rollout.tokens.tolist()])
-    logits_TV = model(input_ids=ids).logits[0, len(prompt) - 1 : -1]
-    return Categorical(logits=logits_TV), ids[0, len(prompt) :]
-
-
 def loss_by_hand(model, batch: Batch, chosen: Settings) -> Tensor:
     """The loss of a step by loss.py, from a plain forward of each completion, without padding."""
     credit, rows = credit_of(chosen, batch), []
     for r in batch.rollouts:
-        policy, tokens_T = policy_of(model, r)
+        policy, tokens_T = policy_of(r, model)
         logprobs_T = policy.log_prob(tokens_T)
         rows.append((logprobs_T, torch.tensor(r.logprobs), torch.tensor(r.sampled)))
     columns = [pad_sequence(column, batch_first=True) for column in zip(*rows)]
     of_completions = credit.advantages_PG.flatten(), credit.weights_PG.flatten()
     return loss.policy_loss(chosen.recipe, *columns, *of_completions)[0]
+
+
+# --- steps ----------------------------------------------------------------------------------------
 
 
 class GivenGroups(Feed):
@@ -137,9 +182,6 @@ class GivenGroups(Feed):
 
     def start(self) -> None:
         self.generators = [SimpleNamespace(slots=1)]
-
-    def close(self) -> None:
-        pass
 
     def batch(self, step: int) -> list[Group] | None:
         return self.batches.pop(0) if self.batches else None
@@ -197,6 +239,11 @@ def write_lines(path: Path, lines: list[dict]) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
+def rewrite(path: Path, **changes) -> None:
+    """Change some entries of a JSON file."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
 def add_R0(folder: Path) -> None:
     """The validation of step 0, of which the feed of a test makes none."""
     lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
@@ -210,3 +257,42 @@ def stored(folder: Path) -> dict[str, Tensor]:
     parameters = load_model(str(newest / "model")).named_parameters()
     moments = load_file(newest / "optimizer.safetensors")
     return {name: parameter.detach() for name, parameter in parameters} | moments
+
+
+# --- what is sampled ------------------------------------------------------------------------------
+
+
+def decoding(**changes) -> Decoding:
+    """Small budgets and the markers of the arithmetic task's tokenizer, with changes."""
+    settings = Sampling(prompt_budget=40, thinking_budget=(30, 30), answer_budget=6)
+    return replace(make_decoding(make_tokenizer(), settings), **changes)
+
+
+def settings_of(folder, name="torch", dtype=torch.float32, slots=48, **changes) -> EngineSettings:
+    """What an engine is made of, with these changes of `decoding`."""
+    # Many share a GPU.
+    return EngineSettings(folder, DEVICE, dtype, 1, slots, decoding(**changes), name, memory=0.05)
+
+
+def requests(completions, thinking=30, seed=0, validation=False) -> list[Request]:
+    """Requests for so many completions of each of twelve prompts, of 2 to 13 tokens."""
+    return [
+        Request(i, j, [i, 7, *range(i)], thinking, (seed, i, j), validation)
+        for i in range(12)
+        for j in range(completions)
+    ]
+
+
+def parameters_of(model, version=0) -> SharedParameters:
+    """Shared parameters that hold those of a model."""
+    shared = SharedParameters(model)
+    shared.write(model.named_parameters(), version)
+    return shared
+
+
+def change(shared: SharedParameters, model, version) -> None:
+    """Write another version of the parameters, which the model gets too."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.1)
+    shared.write(model.named_parameters(), version)

@@ -1,27 +1,21 @@
 """What both engines promise, the same tests over each: the one to read, and vLLM, the real one."""
 
 import dataclasses
-import json
 from functools import cache
-from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
-from conftest import make_models
-from sampling import (
+from steps import (
     DEVICE,
     change,
     decoding,
-    ends_as_it_should,
-    finish,
     largest_error,
     needs_vllm,
     parameters_of,
-    plain_logprobs,
+    policy_of,
     requests,
-    run_generate,
     settings_of,
 )
 
@@ -45,18 +39,7 @@ vllm_alone = lambda test: needs_vllm(pytest.mark.slow(test))
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    """Folders of tiny random models with heads of 32, the smallest that vLLM takes on a CPU. Each
-    has sampling defaults that would show if they were used."""
-    folders = make_models(tmp_path_factory.mktemp("wide"), head_dim=32)
-    defaults = {"do_sample": True, "temperature": 0.2, "top_k": 2, "repetition_penalty": 3.0}
-    for folder in folders.values():
-        (Path(folder) / "generation_config.json").write_text(json.dumps(defaults))
-    return folders
-
-
-@pytest.fixture(scope="module")
-def make(folders):
+def make(models):
     """Makes the engine of a name for a kind of model, at its first use, and gives it the parameters
     in the folder. Returns the engine, the model, the shared parameters. Engines of vLLM have small
     caches: many live in this process, and whatever it starts later, in tests of other files too,
@@ -64,8 +47,8 @@ def make(folders):
     engine_of = cache(lambda *about, **changes: make_engine(settings_of(*about, **changes)))
 
     def make(name, kind="llama", dtype=torch.float32, **changes):
-        engine = engine_of(folders[kind], name, dtype, **changes)
-        model = load_model(folders[kind])
+        engine = engine_of(models[kind], name, dtype, **changes)
+        model = load_model(models[kind])
         shared = parameters_of(model)
         engine.update(shared)
         assert engine.version == engine.unfinished == 0
@@ -74,6 +57,14 @@ def make(folders):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("core.vllm_engine.CPU_CACHE", 2**26)
         yield make
+
+
+def finish(engine):
+    """What an engine still returns until nothing is unfinished."""
+    rollouts = []
+    while engine.unfinished:
+        rollouts += engine.step()
+    return rollouts
 
 
 # --- log-probabilities ----------------------------------------------------------------------------
@@ -91,8 +82,8 @@ def test_logprobs_match_a_plain_forward_in_any_company(make, name, kind):
     """Pitfall 1: what is recorded is the log-probability of the distribution sampled from. More
     requests than slots, prompts of several lengths, slots freed and filled at different times,
     interrupted completions and others. The noise is the request's: alone it gives the same tokens,
-    up to rounding, which depends on the batch. vLLM with experts is tested in a process of its own
-    (test_vllm.py)."""
+    up to rounding, which depends on the batch. vLLM with experts is tested in a generator process
+    (test_generate.py)."""
     engine, model, _ = make(name, kind)
     wanted = requests(3) + requests(3, thinking=5, seed=1)
     assert len(wanted) > engine.slots
@@ -161,8 +152,8 @@ def test_a_temperature_of_0_takes_the_likeliest_tokens_and_of_a_half_a_sharper_d
         engine, model, _ = make(name, temperature=temperature)
         for rollout in sample_all(engine, requests(2)):
             if temperature == 0:
-                expected = plain_logprobs(rollout, model, None, 0, 1e-6)
-                assert expected[rollout.sampled].min() > np.log(0.4)
+                sharp, tokens_T = policy_of(rollout, model, None, 0, 1e-6)
+                assert sharp.log_prob(tokens_T)[rollout.sampled].min() > np.log(0.4)
             else:
                 assert largest_error(rollout, model, None, 0, temperature) < 1e-4
 
@@ -186,14 +177,14 @@ def test_thinking_budgets_do_not_follow_the_noise_of_their_completions():
 
 @over_both
 def test_pitfall_14_after_an_update_tokens_in_flight_go_on_over_the_old_cache_and_no_others(
-    make, name, folders
+    make, name, models
 ):
     """They follow the new parameters. What is interrupted after the update goes on over the blocks
     that were full; the rest is computed again. A validation of the same prompts comes between, and
     sees no old cache."""
     steps, block = 9, BLOCK[name]
     engine, new, shared = make(name)
-    old = load_model(folders["llama"])
+    old = load_model(models["llama"])
     wanted = [
         Request(i, j, [i, *range(18), *range(i + 8)], 29 - 5 * j, (0, i, j))
         for i in range(12)
@@ -247,6 +238,26 @@ def test_a_validation_goes_before_what_waits_beside_what_is_in_flight(make, name
 # --- interruption and ends ------------------------------------------------------------------------
 
 
+def ends_as_it_should(rollout, rules):
+    """Asserts that a rollout follows the rules, and says which way it went. With the length penalty
+    all is answer, and both budgets are one."""
+    budget, penalty = rollout.request.thinking_budget, rules.length_control == "penalty"
+    thinks, answer = rules.thinks and not penalty, rules.answer_budget + budget * penalty
+    chosen, forced = rollout.tokens[rollout.sampled], np.flatnonzero(~rollout.sampled)
+    n, ended = len(chosen), chosen[-1] in rules.eos
+    # Sampled tokens when thinking ends, by itself or by force, if it comes so far.
+    itself = np.flatnonzero(chosen[:budget] == rules.end_of_thinking) + 1
+    closed = min([*itself, budget]) if thinks else 0
+    interrupted = thinks and n > budget and len(itself) == 0
+    assert rollout.interrupted == interrupted and rollout.truncated != ended
+    assert forced.tolist() == [*range(budget, budget + len(rules.phrase))] * interrupted
+    assert rollout.tokens[forced].tolist() == [*rules.phrase] * interrupted
+    assert not rollout.logprobs[forced].any() and (rollout.logprobs[rollout.sampled] < 0).all()
+    assert not np.isin(chosen[:-1], rules.eos).any()
+    assert n - closed <= answer and (ended or n - closed == answer)
+    return ended, interrupted and 1 + budget, np.sign(n - closed), closed == budget, n > budget
+
+
 @over_both
 @pytest.mark.parametrize(
     "changes, ways",
@@ -289,7 +300,7 @@ def test_pitfall_3_the_head_inside_of_vllm_is_the_trainers(make, fp32_logits):
 
 
 @vllm_alone
-def test_pitfall_14_a_cache_that_is_full_leaves_every_rollout_right(folders, monkeypatch):
+def test_pitfall_14_a_cache_that_is_full_leaves_every_rollout_right(models, monkeypatch):
     """The cache has room for four completions of full length, while sixteen are given to vLLM. What
     is preempted is computed again, also across an update; each token keeps the log-probability and
     the version of the parameters that sampled it. What has not begun when the update comes (some
@@ -297,8 +308,8 @@ def test_pitfall_14_a_cache_that_is_full_leaves_every_rollout_right(folders, mon
     with the newest parameters."""
     # 13 blocks of 32 tokens: keys and values, 2 layers, 4 heads, 32 numbers of 4 bytes.
     monkeypatch.setattr("core.vllm_engine.CPU_CACHE", 13 * 2**16)
-    engine = make_engine(settings_of(folders["llama"], "vllm", slots=16))
-    old, new = load_model(folders["llama"]), load_model(folders["llama"])
+    engine = make_engine(settings_of(models["llama"], "vllm", slots=16))
+    old, new = load_model(models["llama"]), load_model(models["llama"])
     shared = parameters_of(new, version=3)
     engine.update(shared)
     first, *same = [Request(0, i, [*range(13)] * 3, 30, (0, i)) for i in range(30)]
@@ -319,14 +330,6 @@ def test_pitfall_14_a_cache_that_is_full_leaves_every_rollout_right(folders, mon
         assert largest_error(rollout, old, end=before) < 1e-4
         assert before or largest_error(rollout, new) < 1e-4
     assert sum(rollout.versions[0] == 4 for rollout in rollouts) > 10
-
-
-@vllm_alone
-def test_the_command_evaluates_with_vllm_and_finds_the_usual_pass_rate(tmp_path):
-    """mean@8 of the base model on 128 problems: within 4 standard deviations of .12."""
-    log = tmp_path / "log.jsonl"
-    assert run_generate(f"--evaluate --samples 8 --engine vllm --log {log}".split()) == 0
-    assert abs(json.loads(log.read_text())["pass_rate"] - 0.12) < 0.04
 
 
 def test_vllm_is_taken_for_gpus_if_it_is_installed(monkeypatch):
@@ -366,9 +369,7 @@ def test_on_a_gpu_vllm_sizes_its_own_cache(monkeypatch, asked, free, share):
     "thinking, cache, message",
     [(1000, 2**26, "greater than the derived max_model"), (30, 2**16, "lower --generator-memory")],
 )
-def test_what_vllm_cannot_do_is_said_in_one_sentence(
-    folders, monkeypatch, thinking, cache, message
-):
+def test_what_vllm_cannot_do_is_said_in_one_sentence(models, monkeypatch, thinking, cache, message):
     monkeypatch.setattr("core.vllm_engine.CPU_CACHE", cache)
     with pytest.raises(NoEngine, match=rf"^--engine vllm: [^\n]*{message}[^\n]*$"):
-        make_engine(settings_of(folders["llama"], "vllm", thinking_budget=thinking))
+        make_engine(settings_of(models["llama"], "vllm", thinking_budget=thinking))

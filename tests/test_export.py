@@ -68,7 +68,7 @@ def our_gradient(recipe: loss.Recipe, batch: dict) -> torch.Tensor:
         problem, ended = source.train[number], ids[-1] == tokenizer.eos_token_id
         correct.append(arithmetic.score(problem, tokenizer.decode(ids[:-1] if ended else ids)))
         made = given_rollout(prompt_ids(tokenizer, problem, SETTINGS), ids)
-        policy, tokens_T = policy_of(model, made)
+        policy, tokens_T = policy_of(made, model)
         logprobs = policy.log_prob(tokens_T).detach().numpy()  # on-policy
         rollouts.append(replace(made, logprobs=logprobs, truncated=not ended))
     G = SETTINGS.completions_per_prompt

@@ -10,8 +10,15 @@ import numpy as np
 import pytest
 import torch
 from programs import rows
-from sampling import decoding, largest_error, needs_vllm, run_generate
-from steps import CPU, policy_of, run_train
+from steps import (
+    CPU,
+    decoding,
+    largest_error,
+    needs_vllm,
+    policy_of,
+    run_generate,
+    run_train,
+)
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from core.attention import attention_on_gpu, padded, recurrent
@@ -99,7 +106,7 @@ def test_engine_and_trainer_compute_what_the_stock_model_does(family, tmp_path):
     assert max(largest_error(rollout, stock) for rollout in rollouts) < 1e-3
 
     model.set_attn_implementation(attention_on_gpu(model))
-    true = [each.log_prob(tokens) for each, tokens in (policy_of(stock, r) for r in rollouts)]
+    true = [each.log_prob(tokens) for each, tokens in (policy_of(r, stock) for r in rollouts)]
     expected = gradients(stock, true)
     for shared in {False, share}:
         found = in_trainer(model, rollouts, shared)

@@ -1,12 +1,14 @@
 """The way of the parameters, texts, the generator's process and the command."""
 
 import ast
+import contextlib
 import dataclasses
 import itertools
 import json
 import re
 import shutil
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock, call
@@ -15,11 +17,15 @@ import pytest
 import torch
 from faults import ROOT, SOURCES, python
 from programs import rows
-from sampling import (
+from steps import (
+    change,
     decoding,
+    largest_error,
+    needs_vllm,
     parameters_of,
+    requests,
+    rewrite,
     run_generate,
-    samples_takes_updates_validates_and_stops,
     settings_of,
 )
 from tokenizers.models import WordLevel
@@ -173,11 +179,6 @@ def test_every_eos_that_a_models_files_name_ends_a_completion(models, chat_model
         end_tokens(tokenizer)
 
 
-def rewrite(path, **changes):
-    """Change some entries of a JSON file."""
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
 def test_an_eos_that_a_tokenizer_appends_does_not_end_the_prompt():
     tokenizer = make_tokenizer()
     tokenizer.chat_template, plain = None, tokenizer("1+2=").input_ids
@@ -253,8 +254,11 @@ def test_tasks_and_readers_get_texts_with_the_usual_markers(models, chat_models)
 # --- what cannot be -------------------------------------------------------------------------------
 
 
-LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 40}
-LONGROPE |= {"short_factor": [1.0] * 8, "long_factor": [9.0] * 8}
+LONGROPE = """{
+    "rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 40,
+    "short_factor": [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1],
+    "long_factor": [9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9]
+}"""
 # What is wrong in a model, or asked of it, and what is said.
 UNUSABLE = r"""
 config.json | {"num_hidden_layers": 9} | lack \d+ weights, model.layers.\S+ first
@@ -280,7 +284,7 @@ prompts | "zebra" | the token 19, and the model has embeddings for 19 tokens
 def test_a_model_that_cannot_be_used_is_refused_in_one_sentence(
     models, tmp_path, file, changes, message
 ):
-    changes = json.loads(changes.replace("LONGROPE", json.dumps(LONGROPE)))
+    changes = json.loads(changes.replace("LONGROPE", LONGROPE))
     folder = Path(shutil.copytree(models["llama"], tmp_path / "model"))
     if file.endswith(".json"):
         (folder / file).exists() or shutil.move(folder / "config.json", folder / file)
@@ -345,8 +349,41 @@ def test_a_model_is_a_folder_here_or_beside_the_scripts_or_a_name_on_the_hub(her
 # --- the process ----------------------------------------------------------------------------------
 
 
-def test_a_generator_process_samples_takes_updates_validates_and_stops(models):
-    samples_takes_updates_validates_and_stops(settings_of(models["llama"]))
+@pytest.mark.parametrize(
+    "kind, engine",
+    [
+        ("llama", "torch"),
+        pytest.param("qwen3-moe", "vllm", marks=[needs_vllm, pytest.mark.slow]),
+    ],
+)
+def test_a_generator_process_samples_takes_updates_validates_and_stops(models, kind, engine):
+    settings = settings_of(models[kind], engine)
+    model = load_model(settings.model)
+    shared = parameters_of(model)
+    with contextlib.closing(generators.start_generator(0, settings, shared)) as generator:
+        while not [*generator.read_reports(300)]:
+            time.sleep(0.01)
+        assert generator.slots == settings.slots
+        for version in (1, 2):
+            change(shared, model, version)
+            wanted = requests(2, thinking=9, validation=version == 2)
+            rollouts, taken, began = [], [], time.monotonic()
+            generator.give(wanted)
+            while len(rollouts) < len(wanted):
+                for report in generator.read_reports(60):
+                    rollouts += report.rollouts
+                    taken += [event[2] for event in report.events]
+                time.sleep(0.001)
+            # It has waited, and taken this version over.
+            assert {version, None} <= {*taken}
+            assert {rollout.request.seed for rollout in rollouts} == {each.seed for each in wanted}
+            for rollout in rollouts:
+                assert began <= rollout.began < rollout.ended <= time.monotonic()
+                assert (rollout.versions == version).all()
+                assert largest_error(rollout, model) < 1e-4
+        generator.stop()
+        generator.process.join(60)
+        assert generator.process.exitcode == 0
 
 
 def test_only_the_share_of_training_counts_as_busy_while_a_validation_is_sampled(monkeypatch):

@@ -10,8 +10,7 @@ import pytest
 import torch
 from faults import log
 from programs import rows
-from sampling import run_generate
-from steps import run_train, write_lines
+from steps import run_generate, run_train, write_lines
 
 from core.model import load_model, load_tokenizer
 from data import Problem

@@ -71,7 +71,7 @@ def test_what_is_kept_and_logged_is_how_it_was_sampled_what_it_was_worth_and_wha
     completions, counted = sum((line["completions"] for line in lines), []), []
     for row, (completion, (r, verdict)) in enumerate(zip(completions, batch.judged)):
         assert verdict.failure in (None, completion["verdict"])
-        policy, tokens_T = policy_of(model, r)
+        policy, tokens_T = policy_of(r, model)
         log_pi_T = policy.log_prob(tokens_T)
         of_tokens = {"generator_logprobs": r.logprobs}
         if completion["became"] == "trained":
@@ -89,12 +89,15 @@ def test_what_is_kept_and_logged_is_how_it_was_sampled_what_it_was_worth_and_wha
             found = np.array(completion[name], float)  # None becomes NaN
             np.testing.assert_allclose(found, values, rtol=1e-3, atol=1e-5)
 
+    of_all = [FIRST - r.versions[r.sampled] for r in batch.rollouts]
     ages, log_rho = np.array(counted).T
     rho = np.exp(log_rho)
     expected = {f"log_ratio_age_{age}": np.abs(log_rho[ages == age]).mean() for age in range(4)}
     expected |= {
         "groups_counted": 2,
         "zero_variance_fraction": 1 / 3,
+        "off_policyness_max": 3,
+        "off_policyness_mean": np.concatenate(of_all).mean(),
         "ratio_mean": rho.mean(),
         "ratio_max": rho.max(),
         "kl_estimate": (rho - 1 - log_rho).mean(),

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 from faults import ROOT, log
-from sampling import run_generate
-from steps import run_train
+from steps import run_generate, run_train
 
 from core.settings import read_settings
 from tools import imitate

@@ -10,20 +10,20 @@ import resource
 import shutil
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
 import torch
 from faults import log
 from programs import rows
-from safetensors.torch import load_file, save_file
 from steps import (
     FIRST,
     GivenGroups,
     add_R0,
     batch_of_groups,
+    credit_of,
     make_group,
+    rewrite,
     rollout,
     run_train,
     settings,
@@ -32,7 +32,6 @@ from steps import (
 )
 from torch.utils.flop_counter import FlopCounterMode
 
-import loss
 import train
 from core.feed import Feed
 from core.generators import GeneratorFailed
@@ -40,10 +39,12 @@ from core.model import load_model
 from core.rollouts import Batch
 from core.screen import Progress
 from core.settings import parse, read_settings, resumed
+from data.load import Source
 from data.tasks import arithmetic
 from data.verify import Verdict
 from machinery.folder import (
     checkpoints,
+    drop_later,
     json_lines,
     lock_folder,
     new_folder,
@@ -51,99 +52,59 @@ from machinery.folder import (
     write_config,
 )
 from machinery.measures import Compute, Totals, attention_widths, matmul_parameters
-from machinery.record import Record, pass_rates, warnings
-from machinery.run import open_run
+from machinery.record import Log, Record, pass_rates, warnings
+from machinery.run import compute_of, open_run
 
 
-@pytest.fixture
-def clock(monkeypatch):
-    """The clock of a run: it stands still until a test moves it."""
-    stand_in = SimpleNamespace(now=100.0)
-    monkeypatch.setattr("time.monotonic", lambda: stand_in.now)
-    return stand_in
-
-
-@pytest.fixture
-def new_record(models, tmp_path):
-    """Makes a record of a run in tmp_path, whose feed has so many generators."""
-
-    def make(devices=1, generators=1, state=None, **changes):
-        chosen = settings(rollouts_kept=0, **changes)
-        feed = GivenGroups(chosen, [], None, models["llama"])
-        feed.engines *= generators
-        record = Record(tmp_path, Compute(devices, 1000, {None: 10}), feed, state)
-        record.progress = Progress("training", 1000)
-        return record
-
-    return make
-
-
-def log_a_step(record, step, waited=0.0):
-    """Have a record log a step that has computed nothing."""
-    record.waited = 0.0, waited
-    batch = Batch(batch_of_groups(), FIRST)
-    credit = loss.Credit(*[2 * batch.scores_PG - 1] * 4)
-    figures = {"skipped": 0, "groups_counted": 3}
-    totals = Totals(FIRST)
-    totals.sums.update(ratio_squared=1, coverage=2)
-    totals.counts.update(loss=4, coverage=4)
-    record.log_step(step, batch, totals, credit, figures)
-
-
-# --- the clock and compute ------------------------------------------------------------------------
-
-
-def test_the_clock_of_training_stands_in_validations_and_goes_on_when_a_run_is_resumed(
-    new_record, tmp_path, clock
+def test_the_clock_of_training_stands_in_validations_and_idle_time_adds_up(
+    models, tmp_path, monkeypatch
 ):
-    """But generators that go on with what is under way in a validation are not free: here one of
-    two GPUs."""
-    record = new_record(devices=3)
-    compute = record.compute
+    """Generators that go on with what is under way in a validation are not free: here two of three
+    GPUs. Their reports come in lumps. And the clock goes on when a run is resumed."""
+    monkeypatch.setattr("time.monotonic", clock := Mock(return_value=100.0))
+    feed = GivenGroups(settings(rollouts_kept=0), [], None, models["llama"])
+    feed.engines *= 2
+    record = Record(tmp_path, Compute(3, 1000, {None: 10}), feed)
+    record.progress, compute = Progress("training", 1000), record.compute
+    batch = Batch(batch_of_groups(), FIRST)
+    credit = credit_of(feed.settings, batch)
+
+    def log_a_step(step, busy, seconds=1.0):
+        clock.return_value += seconds
+        feed.busy_seconds += busy  # of both generators
+        record.waited = 0.0, 0.25 * seconds
+        record.log_step(step, batch, Totals(FIRST), credit, {"skipped": 0, "groups_counted": 3})
+
     assert compute.seconds == 0
-    compute.started, clock.now, record.feed.busy_seconds = 100.0, 110.0, 5.5
+    compute.started, feed.busy_seconds = 99.0, 1.0
     with record.pause():
-        clock.now += 20.0
-        record.feed.busy_seconds += 4.0
-    clock.now += 1.0
-    log_a_step(record, 1)
-    (line,) = log(tmp_path, "train")
-    # The step takes 11 seconds of training. What was busy in the validation is not of this step.
-    assert line["generator_idle_fraction"] == 1 - 5.5 / 11
-    assert line["coverage"] == 2 / 4  # a sum that is not of one age
-    before = 3 * 11.0 + 4.0
-    assert line["compute_device_hours"] * 3600 == pytest.approx(before)
+        clock.return_value += 20.0
+        feed.busy_seconds += 4.0
+    log_a_step(1, busy=10.0, seconds=10.0)  # what was busy in the validation is not of this step
     state = record.state() | {"step": 1}
-    compute.ended = clock.now
-    clock.now += 1000.0
-    assert compute.seconds == 11.0
-    again = new_record(devices=2, state=state).compute
-    again.started, clock.now = clock.now, clock.now + 10.0
+    for step, busy in enumerate([0.0, 0.0, 5.0, 0.0, 5.0], 2):
+        log_a_step(step, busy)
+    first, *others = log(tmp_path, "train")
+    assert first["generator_idle_fraction"] == 1 - 5.5 / 11
+    before = 3 * 11.0 + 4.0
+    assert first["compute_device_hours"] * 3600 == pytest.approx(before)
+    # The generators were busy for 5 of 5 seconds, of which 2 were logged late.
+    assert [line["generator_idle_fraction"] for line in others] == [1, 1, 0, 0, 0]
+    assert {line["trainer_idle_fraction"] for line in others} == {0.25}
+    compute.ended = clock.return_value
+    clock.return_value += 1000.0
+    assert compute.seconds == 16.0
+    again = Record(tmp_path, Compute(2, 1000, {}), feed, state).compute
+    again.started = clock.return_value - 10.0
     assert again.columns()["compute_device_hours"] * 3600 == pytest.approx(before + 2 * 10)
 
 
-def test_a_gpu_that_does_both_is_one_device_and_processes_on_a_cpu_count_each(here, monkeypatch):
-    for gpus, flags, devices in ((0, "--generators 2 --trainers 2", 4), (1, "", 1), (8, "", 8)):
+def test_a_gpu_that_does_both_is_one_device_and_processes_on_a_cpu_count_each(models, monkeypatch):
+    model = load_model(models["llama"])
+    for gpus, sides, devices in ((0, 2, 4), (1, 0, 1), (8, 0, 8)):
         monkeypatch.setattr(torch.cuda, "device_count", lambda gpus=gpus: gpus)
-        run = open_run(parse(["--engine", "torch", *flags.split()]))
-        assert run.record.compute.devices == devices
-
-
-def test_idle_time_of_the_generators_adds_up_though_their_reports_come_in_lumps(
-    new_record, tmp_path, clock
-):
-    record = new_record(generators=2)
-    record.compute.started = clock.now
-    for step, busy in enumerate([0.0, 0.0, 5.0, 0.0, 5.0], 1):  # of both; a step takes a second
-        clock.now += 1.0
-        record.feed.busy_seconds += busy
-        log_a_step(record, step, waited=0.25)
-    idle = [
-        (line["generator_idle_fraction"], line["trainer_idle_fraction"])
-        for line in log(tmp_path, "train")
-    ]
-    # The generators were busy for 5 of 5 seconds, of which 2 were logged late.
-    assert idle == [(busy, 0.25) for busy in (1, 1, 0, 0, 0)]
+        chosen = settings(engine="torch", generators=sides, trainers=sides)
+        assert compute_of(chosen, model).devices == devices
 
 
 KINDS = "llama llama-grouped-tied qwen3 qwen3-moe deepseek-v3"
@@ -185,50 +146,31 @@ def test_compute_is_two_flops_a_number_for_what_is_generated_and_six_for_what_is
 # --- the log --------------------------------------------------------------------------------------
 
 
-def test_a_resumed_run_drops_what_the_log_tells_of_later_steps_and_half_a_line(
-    new_record, tmp_path
-):
-    record, log = new_record(), tmp_path / "log.jsonl"
-    until_2 = [("validation", 0), ("train", 1), ("train", 2), ("validation", 2)]
-    for kind, step in [*until_2, ("train", 3), ("end", 2)]:
-        record.log.add({"kind": kind, "step": step, "value": math.nan})
-    log.open("a").write('{"kind": "train", "st')
-    record = new_record(state=record.state() | {"step": 2})
-    lines = lambda path: [(each["kind"], each["step"]) for each in json_lines(path)]
-    assert lines(log) == until_2 and {each["value"] for each in json_lines(log)} == {None}
-    assert [line["step"] for line in record.validations] == [0, 2]
-    new_record()
-    assert log.read_text() == ""
-    dropped = [("train", 3), ("end", 2), *until_2]
-    assert lines(tmp_path / "log.jsonl.before") == dropped
+def test_a_resumed_run_drops_what_the_log_tells_of_later_steps_and_half_a_line(tmp_path):
+    path, validation, train = tmp_path / "log.jsonl", "validation", "train"
+    kinds = (validation, 0), (train, 1), (train, 2), (validation, 2), (train, 3), ("end", 2)
+    lines = [{"kind": kind, "step": step} for kind, step in kinds]
+    write_lines(path, lines)
+    path.open("a").write('{"kind": "train", "st')
+    assert drop_later(path, 2) == json_lines(path) == lines[:4]
+    assert drop_later(path, -1) == json_lines(path) == []
+    assert json_lines(tmp_path / "log.jsonl.before") == [*lines[4:], *lines[:4]]
 
 
 # --- scores in between ----------------------------------------------------------------------------
 
 
-def judged(source, *scores):
-    """A group of this source with these scores."""
-    group, *_ = batch_of_groups()
-    group.source, group.verdicts = source, dict(enumerate(map(Verdict, scores)))
-    return group
-
-
-def test_a_validation_has_the_means_of_all_sources_by_their_weights(new_record):
-    (first,) = new_record().sources
-    alone = pass_rates([judged(0, 0.5, 1.0, True, 0), judged(0, 0, 0, 0, 0)], [first])
-    assert alone == {"pass_rate": 0.25, "pass_at_n": 0.5, "score_mean": 0.3125}
-    both = [first, dataclasses.replace(first, name="other", weight=3.0)]
-    assert pass_rates([judged(0, 0.5, 0, 0, 0), judged(1, 1.0, 0, 0, 0)], both) == {
-        "pass_rate": 0.1875,
-        "pass_rate/arithmetic": 0,
-        "pass_rate/other": 0.25,
-        "pass_at_n": 0.75,
-        "pass_at_n/arithmetic": 0,
-        "pass_at_n/other": 1,
-        "score_mean": 0.21875,
-        "score_mean/arithmetic": 0.125,
-        "score_mean/other": 0.25,
-    }
+def test_a_validation_has_the_means_of_all_sources_by_their_weights():
+    groups, first = batch_of_groups(), Source("first", 1.0, [], [])
+    for group, source, scores in zip(groups, (0, 0, 1), ((0.5, 1.0, True, 0), [0] * 4, [1.0, 0])):
+        group.source, group.verdicts = source, dict(enumerate(map(Verdict, scores)))
+    names = "pass_rate", "pass_at_n", "score_mean"
+    of_first, of_other, of_both = (0.25, 0.5, 0.3125), (0.25, 1, 0.25), (0.25, 0.875, 0.265625)
+    alone = pass_rates(groups[:2], [first])
+    assert alone == dict(zip(names, of_first))
+    expected = dict(zip(names, of_both)) | {f"{name}/first": alone[name] for name in names}
+    expected |= {f"{name}/other": value for name, value in zip(names, of_other)}
+    assert pass_rates(groups, [first, Source("other", 3.0, [], [])]) == expected
 
 
 # --- what goes wrong ------------------------------------------------------------------------------
@@ -282,16 +224,9 @@ def test_data_and_weights_that_have_changed_and_a_folder_in_use_are_refused(resu
     resumable(refused)
     with lock_folder(run), pytest.raises(ValueError, match=f"process {os.getpid()}"):
         run_train([*RESUME, "--from-step", "1"])  # before there is a look at its checkpoints
-    first = read_settings(run).model
-    for name in ("same", "other"):
-        shutil.copytree(first, name)
-    weights = Path("other/model.safetensors")
-    doubled = {name: 2 * each for name, each in load_file(weights).items()}
-    save_file(doubled, weights, {"format": "pt"})
-    state = checkpoints(run)[-1] / "state.json"
-    of_before = {**json.loads(state.read_text()), "weights": None}
-    for text, others in ((state.read_text(), ["other"]), (json.dumps(of_before), ["other", first])):
-        state.write_text(text)
+    newest, first = checkpoints(run)[-1], read_settings(run).model
+    shutil.copytree(first, "same")
+    for others in ([f"{newest}/model"], [f"{newest}/model", first]):
         for other in others:
             with pytest.raises(ValueError, match=f"weights of --model {other}, are not those"):
                 run_train([*RESUME, "--model", other])
@@ -299,21 +234,11 @@ def test_data_and_weights_that_have_changed_and_a_folder_in_use_are_refused(resu
             run_train([*RESUME, "--model", "same"])
         assert failed.value.__cause__ is refused
         refused.__traceback__ = failed = None  # they held the lock
+        rewrite(newest / "state.json", weights=None)
     problems = arithmetic.problems
     monkeypatch.setattr(arithmetic, "problems", lambda *asked: problems(*asked)[::-1])
     with pytest.raises(ValueError, match="are not those that its checkpoint"):
         run_train(RESUME)
-
-
-def test_a_log_of_steps_without_a_checkpoint_is_not_begun_again(resumable):
-    """A folder that a person has renamed is no checkpoint."""
-    resumable(AssertionError("it went on"))
-    run, (newest,) = Path("runs/run"), checkpoints(Path("runs/run"))
-    newest.rename(f"{newest}-bad1")
-    before = (run / "log.jsonl").read_text()
-    with pytest.raises(ValueError, match="^runs/run has steps in its log, and no checkpoint"):
-        run_train(RESUME)
-    assert (run / "log.jsonl").read_text() == before
 
 
 def test_what_a_run_leaves_that_has_measured_nothing_is_free_and_a_name_may_be_a_path(
@@ -332,26 +257,36 @@ def test_what_a_run_leaves_that_has_measured_nothing_is_free_and_a_name_may_be_a
         new_folder(chosen)
 
 
-@pytest.mark.parametrize("left", ["half", "{}", "[]", "tail", ""])
-@pytest.mark.parametrize(
-    "file", ["log.jsonl", "state.json", "optimizer.safetensors", "model/model.safetensors"]
-)
-def test_what_is_lost_or_damaged_is_named_with_what_to_do(resumable, file, left):
-    """Before anything is written."""
+# What is damaged, what is left of it, and what is said.
+LOST = """
+log.jsonl | half {} [] tail nothing | --model runs/run/checkpoints/step-000052/model
+state.json | half {} [] tail nothing | --from-step
+optimizer.safetensors | half {} [] tail nothing | --from-step
+model.safetensors | half {} [] tail empty | --from-step
+step-000052 | another-name | move the folder away
+"""
+
+
+@pytest.mark.parametrize("file, ways, advice", rows(LOST))
+def test_what_is_lost_or_damaged_is_named_with_what_to_do(resumable, file, ways, advice):
+    """Before anything is written. A checkpoint that a person has renamed is none."""
     resumable(AssertionError("it went on"))
-    run, (newest,) = Path("runs/run"), checkpoints(Path("runs/run"))
-    path = (run if file == "log.jsonl" else newest) / file
-    data = path.read_bytes()
-    parts = {"half": data[: len(data) // 2], "tail": data.partition(b"\n")[2]}
-    path.write_bytes(parts.get(left, left.encode()))
-    if not left and file != "model/model.safetensors":
-        path.unlink()
-    advice = f"--model {newest}/model" if file == "log.jsonl" else "--from-step"
+    run = Path("runs/run")
+    (path,) = run.rglob(file)
     files = lambda: {each: each.stat().st_mtime_ns for each in run.glob("[!l]*")}
-    before = files()
-    with pytest.raises(ValueError, match=rf"^{path}[^\n]+ {advice}[^\n]*$"):
-        run_train(RESUME)
-    assert files() == before
+    data = path.is_file() and path.read_bytes()
+    for left in ways.split():
+        if left == "nothing":
+            path.unlink()
+        elif data:
+            parts = {"half": data[: len(data) // 2], "tail": data.partition(b"\n")[2], "empty": b""}
+            path.write_bytes(parts.get(left, left.encode()))
+        else:
+            path.rename(f"{path}-{left}")
+        before = files()
+        with pytest.raises(ValueError, match=rf"^runs/run[^\n]+ {advice}[^\n]*$"):
+            run_train(RESUME)
+        assert files() == before
 
 
 # --- checkpoints and what they are resumed with ---------------------------------------------------
@@ -398,20 +333,16 @@ def test_a_fall_is_said_with_the_command_that_goes_on_from_before_it_and_it_does
     assert read_settings(folder).from_step is None
 
 
-def test_what_a_resumed_run_cannot_change_is_refused_by_name(here):
-    folder = Path("runs/run")
-    folder.mkdir(parents=True)
-    write_config(folder, parse(["--steps", "4", "--name", "run"]))
+def test_what_a_resumed_run_cannot_change_is_refused_by_name(run):
     resume = lambda flags: parse(f"--resume runs/run {flags}".split())
+    first = dataclasses.replace(read_settings(run), resume=Path("runs/run"))
     for changed in ("--learning-rate 1e-3", "--recipe base", "--thinking-budget 50 58"):
         with pytest.raises(ValueError, match=f"cannot change: {changed.split()[0]} "):
             resume(changed)
     assert resume("--least-prompts 9").recipe.least_prompts == 9  # what mends a fall
-    assert resume("--learning-rate None").learning_rate == 2e-4  # the run has one
-    more = "--steps 9 --generators 2 --wait-timeout 9"
-    changes = dict(resume=folder, steps=9, generators=2, wait_timeout=9.0)
-    expected = dataclasses.replace(read_settings(folder), **changes)
-    assert resume(more) == expected
+    assert resume("--learning-rate None") == first  # the run has one
+    expected = dataclasses.replace(first, steps=99, generators=2, wait_timeout=9.0)
+    assert resume(more := "--steps 99 --generators 2 --wait-timeout 9") == expected
     # Weights, and the names of several curves, are in no checksum.
     data = lambda paths: dataclasses.replace(expected, data=tuple(paths.split()))
     moved = data("b/x:2,answer=a b/y")
@@ -420,12 +351,12 @@ def test_what_a_resumed_run_cannot_change_is_refused_by_name(here):
         with pytest.raises(ValueError, match="cannot change: --data "):
             resumed(data("a/x:2 y"), data(other))
     # A run of before has the name that the paper has, and a setting that is gone.
-    stored = json.loads((folder / "config.json").read_text()) | {"offload": True}
-    stored["recipe"]["no_positive_resampling"] = not stored["recipe"].pop("positive_resampling")
-    (folder / "config.json").write_text(json.dumps(stored))
+    recipe = json.loads((run / "config.json").read_text())["recipe"]
+    recipe["no_positive_resampling"] = not recipe.pop("positive_resampling")
+    rewrite(run / "config.json", recipe=recipe, offload=True)
     assert resume(more) == expected
     for text in ('{"recipe": {}, "versions": {}, "checksum": 1}', "1", "{"):
-        (folder / "config.json").write_text(text)
+        (run / "config.json").write_text(text)
         with pytest.raises(ValueError, match="holds no run of this program"):
             resume("")
 
@@ -475,24 +406,22 @@ def test_what_the_last_steps_are_warned_of(made, about):
 # --- trackers -------------------------------------------------------------------------------------
 
 
-def test_tensorboard_gets_what_the_log_gets(new_record, tmp_path):
+def test_tensorboard_gets_what_the_log_gets(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     line = {"kind": "train", "step": 7, "loss": 0.5, "ratio_max": math.nan, "words": "no"}
-    new_record(track="tensorboard").log.add(line)
+    Log(tmp_path, settings(track="tensorboard"), 0.0).add(line)
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert {*events.Tags()["scalars"]} == {"train/step", "train/loss", "train/wall_seconds"}
     assert [(e.step, e.value) for e in events.Scalars("train/loss")] == [(7, 0.5)]
 
 
-def test_a_tracker_that_fails_is_said_once_and_the_run_goes_on(
-    new_record, tmp_path, monkeypatch, capsys
-):
+def test_a_tracker_that_fails_is_said_once_and_the_run_goes_on(tmp_path, monkeypatch, capsys):
     tracker = Mock(**{"log.side_effect": [None, ConnectionError("no network")]})
     monkeypatch.setitem(sys.modules, "trackio", tracker)
-    record = new_record(track="trackio")
+    writer = Log(tmp_path, settings(track="trackio"), 0.0)
     for step in range(1, 5):
-        record.log.add({"kind": "validation", "step": step})
+        writer.add({"kind": "validation", "step": step})
     first, _ = tracker.log.call_args_list
     assert first.args[0]["validation/step"] == 1 and first.kwargs == {"step": 1}
     assert capsys.readouterr().err.count("--track trackio has failed") == 1

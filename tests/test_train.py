@@ -50,46 +50,31 @@ def test_a_whole_short_run(tmp_path):
         assert text not in printed.lower()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("adapted", [[], ["--lora-rank", "4"]])
-def test_a_finished_run_goes_further_with_any_number_of_ranks(tmp_path, adapted):
-    """Begun with two, gone on with one: the losses of a synchronous run that had one all along."""
-    flags = [*adapted, *"--validation-every 2 --asynchrony ppo-1 --steps".split()]
-    alone, _ = run(tmp_path, *flags, "8", name="alone")
-    two, printed = run(tmp_path, *flags, "5", "--trainers", "2")
-    assert "trainers cpu, cpu" in printed
-    RealRun(tmp_path, "--resume", "runs/run", "--steps", "8", "--trainers", "1").end_well()
-    assert [line["step"] for line in log(two, "validation")] == [0, 2, 4, 5, 6, 8]  # 5 was an end
-    for ours, theirs in zip(log(two, "train"), log(alone, "train"), strict=True):
-        # Later a last digit has changed a sampled token here and there.
-        bound = 1e-3 if ours["step"] <= 3 else 0.1
-        for name in ("loss", "gradient_norm", "pass_rate"):
-            expected = pytest.approx(theirs[name], rel=bound, abs=1e-4)
-            assert ours[name] == expected, (ours["step"], name)
-
-
 # --- each kind of asynchrony ----------------------------------------------------------------------
+
+
+SLOW_WRITES = """
+_write = SharedParameters.write
+def write(self, parameters, version, rank=0):
+    time.sleep(0.3)
+    _write(self, parameters, version, rank)
+SharedParameters.write = write
+"""
 
 
 @pytest.mark.slow
 def test_ppo_off_policy_k_trains_k_steps_on_what_one_policy_sampled(tmp_path):
     """Also when it takes long to hand the parameters over: validations wait for those of their
     step. The loss is that of docs/data.md, with its entropy bonus and its KL."""
-    slow = (
-        "_write = SharedParameters.write\n"
-        "def write(self, parameters, version, rank=0):\n"
-        "    time.sleep(0.3)\n"
-        "    _write(self, parameters, version, rank)\n"
-        "SharedParameters.write = write\n"
-    )
-    flags = "--steps 6 --validation-every 2 --asynchrony ppo-3 --learning-rate 3e-3"
-    apply("data.md", project(tmp_path, core__rollouts=slow))
-    flags += " --loss reinforce --entropy-bonus 1e-3 --kl-factor 1e-3"
+    apply("data.md", project(tmp_path, core__rollouts=SLOW_WRITES))
+    flags = """
+        --steps 6 --validation-every 2 --asynchrony ppo-3 --learning-rate 3e-3
+        --loss reinforce --entropy-bonus 1e-3 --kl-factor 1e-3
+    """
     folder, _ = run(tmp_path, *flags.split())
     check_log(folder, steps=6, validation_every=2)
     steps = log(folder, "train")
     assert any(line["loss"] for line in steps)
-    assert all(line["clipped_fraction"] in (0, None) for line in steps)
     ages = [(line["off_policyness_mean"], line["off_policyness_max"]) for line in steps]
     assert ages == [(0, 0), (1, 1), (2, 2)] * 2
     assert [line["parameters_seconds"] >= 0.3 for line in steps] == [False, False, True] * 2
@@ -99,23 +84,25 @@ def test_ppo_off_policy_k_trains_k_steps_on_what_one_policy_sampled(tmp_path):
 # --- other data and models ------------------------------------------------------------------------
 
 
+ALWAYS_RIGHT = """
+from data import Problem
+def problems(split, number, seed=0):
+    return [Problem(f"{i}+{len(split)}=", "", __name__) for i in range(40 * number)]
+def score(problem, completion):
+    return True
+"""
+
+
 @pytest.mark.slow
 def test_a_run_ends_when_every_prompt_of_a_task_of_ones_own_is_retired(tmp_path):
     """A file in data/ with two functions is a task; with the penalty for length nothing is
     interrupted."""
-    task = (
-        "from data import Problem\n"
-        "def problems(split, number, seed=0):\n"
-        "    return [Problem(f'{i}+{len(split)}=', '', __name__) for i in range(40 * number)]\n"
-        "def score(problem, completion):\n"
-        "    return True\n"
-    )
-    flags = ["--data", "always", "--defaults", "toy", "--train-prompts", "8", "--steps", "20"]
-    flags += ["--length-control", "penalty"]
-    folder, printed = run(project(tmp_path, data__tasks__always=task), *flags)
+    flags = """
+        --data always --defaults toy --train-prompts 8 --steps 20 --length-control penalty
+    """
+    folder, printed = run(project(tmp_path, data__tasks__always=ALWAYS_RIGHT), *flags.split())
     reason, end = "Every prompt has been retired (pass rate >= 0.9)", log(folder)[-1]
-    assert reason in printed
-    assert (end["kind"], end["reason"]) == ("end", reason)
+    assert reason in printed and (end["kind"], end["reason"]) == ("end", reason)
     steps = log(folder, "train")
     assert 2 <= len(steps) < 20 and steps[-1]["prompts_retired"] == 8
     assert all(line["interrupted_fraction"] == 0 for line in steps)
@@ -123,18 +110,21 @@ def test_a_run_ends_when_every_prompt_of_a_task_of_ones_own_is_retired(tmp_path)
     assert len(steps) in validated <= {0, 8, 16, len(steps)} and (folder / "model").is_dir()
 
 
+RECORDS = {
+    "sums": '{"question": "What is NUMBER and NUMBER?", "answer": "NUMBER"}',
+    "programs": '{"problem": "Double it, NUMBER times.", "tests": '
+    r'[{"input": "3\n", "output": "6\n", "type": "stdin_stdout"}]}',
+}
+
+
 @pytest.mark.slow
 def test_a_chat_model_trains_on_mathematics_and_programs_together(tmp_path, chat_models):
     """From files of one's own, in proportion to their weights, each with its own held-out curve;
     experts, in bf16. (The model is random and never right, so all groups are of zero variance; that
     verdicts count is for other tests.)"""
-    tests = json.dumps([{"input": "3\n", "output": "6\n", "type": "stdin_stdout"}])
-    for name, record in (
-        ("sums", {"question": "What is {i} and {i}?", "answer": "{i}{i}"}),
-        ("programs", {"problem": "Double a number, {i} times.", "tests": tests}),
-    ):
-        records = [json.dumps(record).replace("{i}", str(i)) for i in range(40)]
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(records))
+    for name, record in RECORDS.items():
+        lines = [record.replace("NUMBER", str(number)) for number in range(40)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
     flags = """
         --data sums.jsonl:3 programs.jsonl:1 --defaults toy --steps 3 --train-prompts 30
         --prompt-budget 300 --thinking-budget 10 12 --answer-budget 8 --asynchrony ppo-1

@@ -116,6 +116,9 @@ def test_texts_are_shown_as_text_and_numbers_as_the_terms_of_the_loss(run, windo
     (page := window).goto((run / "rollouts.html").as_uri())
     page.wait_for_selector("#tokens span", state="attached")
     assert page.locator("#plot circle").count() == 4  # validations
+    span = page.evaluate("lanes.to - lanes.from")
+    page.press("#lanes", "+")  # zooms in
+    assert page.evaluate("lanes.to - lanes.from") == pytest.approx(span / 2)
 
     page.select_option("#choose", "0")
     assert page.locator("#tokens span").count() == len(HOSTILE)

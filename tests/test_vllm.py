@@ -1,17 +1,10 @@
-"""vLLM in processes of its own: as a generator, and in a whole run. What it shares with the other
-engine is in test_engines.py."""
+"""vLLM in whole runs. What it shares with the other engine is in test_engines.py."""
 
 import pytest
-from conftest import make_models
 from faults import ROOT, log, python
-from sampling import needs_vllm, samples_takes_updates_validates_and_stops, settings_of
+from steps import needs_vllm
 
 pytestmark = [needs_vllm, pytest.mark.slow]
-
-
-def test_a_generator_process_with_experts_samples_takes_updates_validates_and_stops(tmp_path):
-    folder = make_models(tmp_path, head_dim=32)["qwen3-moe"]
-    samples_takes_updates_validates_and_stops(settings_of(folder, "vllm"))
 
 
 @pytest.mark.parametrize(
