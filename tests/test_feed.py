@@ -154,34 +154,30 @@ def test_a_generator_sees_its_own_gpu_alone(monkeypatch, visible, device, seen):
 
 
 class StandIn:
-    """Process and both queues of a generator, which samples a few of its requests whenever it is
-    asked for reports."""
+    """A generator that samples a few of its requests whenever it is asked for reports."""
 
-    name, exitcode = "generator 0 on cpu", -9
+    def __init__(self, number, parameters, rng):
+        self.number, self.parameters, self.rng = number, parameters, rng
+        self.requests, self.slots, self.dead = [], 8, False
 
-    def __init__(self, parameters, rng):
-        self.parameters, self.rng, self.requests, self.dead = parameters, rng, [], False
+    def give(self, requests):
+        self.requests += requests
 
-    def put(self, requests):
-        self.requests += requests or []  # None: the generator ends
-
-    def get_nowait(self):
-        if self.dead or not self.requests or self.rng.random() < 0.4:
-            raise queue.Empty
-        self.rng.shuffle(self.requests)
-        number = self.rng.randint(1, 5)
-        done, self.requests = self.requests[:number], self.requests[number:]
-        return Report([self.rollout(request) for request in done], slots=8)
+    def read_reports(self, timeout):
+        if self.dead:
+            raise GeneratorFailed(f"generator {self.number} is dead")
+        self.slots = 8
+        if self.requests and self.rng.random() < 0.6:
+            self.rng.shuffle(self.requests)
+            done = [self.requests.pop() for _ in self.requests[: self.rng.randint(1, 5)]]
+            yield Report([self.rollout(request) for request in done])
 
     def rollout(self, request):
         rollout = given_rollout(request.prompt_ids, [1, 0])
         versions = np.full(2, self.parameters.version, np.int32)
         return dataclasses.replace(rollout, request=request, versions=versions)
 
-    def is_alive(self):
-        return not self.dead
-
-    kill = join = close = cancel_join_thread = lambda self, *_: None
+    stop = close = lambda self: None
 
 
 class Judges(VerifierHere):
@@ -221,8 +217,7 @@ class StandInFeed(Feed):
         self.verifiers = Judges(solved)
 
     def _start(self, number):
-        process = StandIn(self.parameters, self.rng)
-        return Generator(number, process, process, process, heard=time.monotonic(), slots=8)
+        return StandIn(number, self.parameters, self.rng)
 
 
 def make_steps(feed, first, last):
@@ -260,7 +255,7 @@ def test_pitfall_16_no_token_is_older_than_k_and_no_prompt_is_lost(asynchrony, s
                 prompts.append(group.problem_index)
                 numbers.add(group.number)
             step += 1
-            rng.choice(feed.generators).process.dead = rng.random() < 0.2
+            rng.choice(feed.generators).dead = rng.random() < 0.2
             if rng.random() < 0.2:
                 assert all(group.finished for group in feed.validate(step))
     assert min(1, most) <= max(ages) <= most and min(ages) >= 0
@@ -334,13 +329,13 @@ def test_a_validation_is_all_held_out_problems_with_their_own_seeds_at_each_step
 def test_generators_that_fail_too_often_end_the_run(capsys):
     feed = StandInFeed("pipeline-2", max_restarts=1)
     make_steps(feed, 0, 2)
-    feed.generators[0].process.dead = True
+    feed.generators[0].dead = True
     make_steps(feed, 2, 8)
     said = capsys.readouterr().err
-    assert "ended by signal 9" in said and "(1 of --max-restarts 1)" in said
-    feed.generators[1].process.dead = True
+    assert "generator 0 is dead" in said and "(1 of --max-restarts 1)" in said
+    feed.generators[1].dead = True
     assert feed.batch(8) is None
-    assert "ended by signal 9 and reported no error" in feed.failure
+    assert feed.failure == "generator 1 is dead"
 
 
 def test_the_trainer_waits_until_a_new_generator_is_ready():
@@ -352,10 +347,10 @@ def test_the_trainer_waits_until_a_new_generator_is_ready():
 
     def fails_once(number):
         new = start(number)
-        new.slots, new.process.dead = 0, feed.restarts == 1
+        new.slots, new.dead = 0, feed.restarts == 1
         return new
 
-    feed._start, feed.generators[0].process.dead = fails_once, True
+    feed._start, feed.generators[0].dead = fails_once, True
     assert feed._take_in(wait=False)
     assert feed.restarts == 2 and feed.generators[0].slots == 8
     make_steps(feed, 2, 4)

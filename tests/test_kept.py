@@ -135,12 +135,12 @@ def test_times_count_from_the_beginning_and_six_problems_are_kept_until_the_file
     times["generators"] = [[0, 0.5, 1.5, None], [0, 1.5, 2.5, 7]]
     assert lines_of(tmp_path, "times") == [times]
     groups, (any_group, *_) = [], batch_of_groups()
-    for number, length in enumerate([*range(40, 20, -1), *range(20)]):
+    for length in [*range(20, 40), *range(20)]:
         problem = Problem("?" * length, "", "")
-        groups.append(dataclasses.replace(any_group, number=number, problem=problem))
+        groups.append(dataclasses.replace(any_group, number=length, problem=problem))
     writer.add_validation(0, groups)
-    kept_numbers = [line["group"] for line in lines_of(tmp_path, "validation")]
-    assert kept_numbers == [20, 27, 35, 16, 8, 0]
+    lengths = [line["group"] for line in lines_of(tmp_path, "validation")]
+    assert lengths == [0, 7, 15, 23, 31, 39]
     monkeypatch.setattr(kept, "MOST_BYTES", 1)
     for step in (4, 5):
         writer.add_times(step, (1.0, 2.0), [])

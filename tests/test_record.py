@@ -293,7 +293,7 @@ def test_what_is_lost_or_damaged_is_named_with_what_to_do(resumable, file, ways,
 
 
 def test_a_fall_is_said_with_the_command_that_goes_on_from_before_it_and_it_does(
-    models, here, monkeypatch, capsys
+    models, here, monkeypatch
 ):
     """The pass rate rises, scatters and falls, with a validation and a checkpoint each step. The
     best one is kept beside the newest ones; what came later is dropped."""
@@ -307,7 +307,6 @@ def test_a_fall_is_said_with_the_command_that_goes_on_from_before_it_and_it_does
     train_on(chosen, models["llama"], [batch_of_groups(seed) for seed in range(6)], folder)
     line = log(folder, "warning")[-1]
     assert (line["about"], line["step"]) == ("fall", FIRST + 5)
-    assert capsys.readouterr().err.count(f"warning: {line['text']}") == 1
     assert f"0.900 at step {FIRST + 2} to 0.700 at step {FIRST + 5}" in line["text"]
     assert f"--resume runs/fallen --from-step {FIRST + 2} goes on" in line["text"]
     saved = lambda: [step_of(path) - FIRST for path in checkpoints(folder)]
@@ -320,8 +319,6 @@ def test_a_fall_is_said_with_the_command_that_goes_on_from_before_it_and_it_does
     add_R0(folder)
     monkeypatch.setattr(train, "train", started := Mock())
     back_to = lambda step: run_train(["--resume", "runs/fallen", "--from-step", str(step)])
-    with pytest.raises(ValueError, match=r"is 3: .* has steps \[52, 55, 56\]"):
-        back_to(3)
     with monkeypatch.context() as killed, pytest.raises(ZeroDivisionError):
         killed.setattr(shutil, "rmtree", lambda *_: 1 / 0)
         back_to(FIRST + 2)
@@ -333,12 +330,21 @@ def test_a_fall_is_said_with_the_command_that_goes_on_from_before_it_and_it_does
     assert read_settings(folder).from_step is None
 
 
+# Flags, and what is said of them.
+REFUSED = r"""
+--learning-rate 1e-3 | cannot change: --learning-rate
+--recipe base | cannot change: --recipe
+--thinking-budget 50 58 | cannot change: --thinking-budget
+--from-step 3 | --from-step is 3: .* has steps \[52\]
+"""
+
+
 def test_what_a_resumed_run_cannot_change_is_refused_by_name(run):
     resume = lambda flags: parse(f"--resume runs/run {flags}".split())
     first = dataclasses.replace(read_settings(run), resume=Path("runs/run"))
-    for changed in ("--learning-rate 1e-3", "--recipe base", "--thinking-budget 50 58"):
-        with pytest.raises(ValueError, match=f"cannot change: {changed.split()[0]} "):
-            resume(changed)
+    for flags, words in rows(REFUSED):
+        with pytest.raises(ValueError, match=words):
+            run_train(["--resume", "runs/run", *flags.split()])
     assert resume("--least-prompts 9").recipe.least_prompts == 9  # what mends a fall
     assert resume("--learning-rate None") == first  # the run has one
     expected = dataclasses.replace(first, steps=99, generators=2, wait_timeout=9.0)
