@@ -7,7 +7,6 @@ model that has learned to imitate them is right now and then, and RL has somethi
 
 import random
 import re
-from pathlib import Path
 
 from conftest import save_random, sizes
 from steps import write_lines
@@ -24,7 +23,7 @@ TEMPLATE = (
 )
 
 
-def write_records(path: Path) -> str:
+def write_records(path):
     """A JSONL file of 600 different problems with their answers, and with solutions that may be
     wrong; returns its path."""
     rng = random.Random(0)
@@ -59,7 +58,7 @@ def make_tokenizer():
     )
 
 
-def make_model(folder: Path) -> str:
+def make_model(folder):
     """Save a random Llama and the tokenizer; returns the folder."""
     from transformers import LlamaConfig
 

@@ -37,8 +37,8 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(items):
-    """The longest files come first: at the end one process would wait for the other."""
-    items.sort(key=lambda item: item.path.name not in ("test_lessons.py", "test_vllm.py"))
+    """The longest file comes first: at the end one process would wait for the other."""
+    items.sort(key=lambda item: item.path.name != "test_lessons.py")
 
 
 @pytest.fixture(scope="module", autouse=True)

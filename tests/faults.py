@@ -29,7 +29,7 @@ COMPUTED = """
 """.split()
 
 
-def python(*command, folder=ROOT, **variables: str) -> subprocess.CompletedProcess:
+def python(*command, folder=ROOT, **variables):
     """A command of Python, from its start to its end, with these environment variables besides. It
     hears yes, if it asks."""
     environment = os.environ | variables
@@ -37,7 +37,7 @@ def python(*command, folder=ROOT, **variables: str) -> subprocess.CompletedProce
     return subprocess.run([sys.executable, *command], input="y\n", **given)
 
 
-def project(folder: Path, **faults: str) -> Path:
+def project(folder, **faults):
     """A copy of the project, with Python text at the end of modules (or in new ones):
     core__feed="..."."""
     for script in ROOT.glob("*.py"):
@@ -52,7 +52,7 @@ def project(folder: Path, **faults: str) -> Path:
     return folder
 
 
-def apply(page: str, folder: Path) -> None:
+def apply(page, folder):
     """Make the changes to files of a project that a page of docs/ shows as diffs, each with the
     name of its file, but those that the project has already."""
     text_of_page = (ROOT / "docs" / page).read_text()
@@ -67,7 +67,7 @@ def apply(page: str, folder: Path) -> None:
             file.write_text(text.replace(old, new))
 
 
-def as_from_a_terminal() -> None:
+def as_from_a_terminal():
     """A run gets every signal, whatever another test has blocked, and it ends with the tests."""
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # when its parent dies
@@ -77,7 +77,7 @@ class RealRun:
     """`python train.py` in a process of its own, which stands in `folder`. The folder's own
     train.py is run if it has one (`project`)."""
 
-    def __init__(self, folder: Path, *flags: str, name: str = "run"):
+    def __init__(self, folder, *flags, name="run"):
         own = folder / "train.py"
         script = own if own.exists() else ROOT / "train.py"
         self.folder, self.output = folder / "runs" / name, folder / f"{name}.txt"
@@ -94,13 +94,13 @@ class RealRun:
                 preexec_fn=as_from_a_terminal,
             )
 
-    def text(self) -> str:
+    def text(self):
         return self.output.read_text()
 
-    def ended(self) -> bool:
+    def ended(self):
         return self.process.poll() is not None
 
-    def processes(self, text: str = "") -> list[int]:
+    def processes(self, text=""):
         """Ids of the living processes that the trainer's has started, all of its session, if their
         command lines hold this text."""
         ids = []
@@ -111,20 +111,20 @@ class RealRun:
                     ids.append(int(entry.name))
         return sorted({*ids} - {self.process.pid})
 
-    def children(self) -> list[int]:
+    def children(self):
         """Process ids of the trainer's other ranks and then of the generators, in the order of
         their start."""
         forked = self.processes("multiprocessing.forkserver")
         generators = forked[1:]  # the first is what they are forked from
         return self.processes("spawn_main") + generators
 
-    def look_at_shared_memory(self) -> None:
+    def look_at_shared_memory(self):
         for process in [self.process.pid, *self.processes()]:
             with contextlib.suppress(OSError):  # it has ended
                 maps = Path(f"/proc/{process}/maps").read_text()
                 self.shared_memory |= {*map(int, re.findall(r"(\d+) +/dev/shm/", maps))}
 
-    def until(self, condition, seconds: float = 300) -> None:
+    def until(self, condition, seconds=300):
         """Wait until condition() holds. AssertionError with the output if it never does or the run
         ends first."""
         deadline = time.monotonic() + seconds
@@ -134,10 +134,10 @@ class RealRun:
             assert time.monotonic() < deadline, f"not within {seconds} s:\n{said}"
             time.sleep(0.05)
 
-    def until_step(self, step: int) -> None:
+    def until_step(self, step):
         self.until(lambda: last_step(self.folder) >= step)
 
-    def end(self, seconds: float = 300) -> int:
+    def end(self, seconds=600):
         """Wait until the run has ended, with all its processes and its shared memory; the exit
         status."""
         deadline = time.monotonic() + seconds
@@ -153,31 +153,31 @@ class RealRun:
             time.sleep(0.05)
         return self.process.returncode
 
-    def end_well(self) -> None:
+    def end_well(self):
         """Wait until it has ended, and nothing was wrong."""
         assert self.end() == 0, self.text()[-3000:]
 
-    def kill(self, process: int | None = None) -> None:
+    def kill(self, process=None):
         """kill -9 of one of its processes; by default the trainer."""
         self.look_at_shared_memory()
         with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
             os.kill(process or self.process.pid, signal.SIGKILL)
 
 
-def log(folder: Path, kind: str | None = None) -> list[dict]:
+def log(folder, kind=None):
     """The whole lines of a log, which another process may be writing; all or those of a kind."""
     lines = json_lines(folder / "log.jsonl")
     return [line for line in lines if kind in (None, line["kind"])]
 
 
-def last_step(folder: Path) -> int:
+def last_step(folder):
     """The newest step in a log; -1 if there is none yet."""
     if not (folder / "log.jsonl").exists():
         return -1
     return max((line["step"] for line in log(folder, "train")), default=-1)
 
 
-def check_log(folder: Path, steps: int, validation_every: int) -> None:
+def check_log(folder, steps, validation_every):
     """Assert that no step and no validation is missing or repeated, and that compute never goes
     back."""
     due = sorted({*range(0, steps + 1, validation_every), steps})

@@ -9,19 +9,19 @@ IN_AND_OUT = programming.problem(
 )
 
 
-def rows(table: str) -> list[list[str]]:
+def rows(table):
     """The cells of each line, between which | stands. In a cell ⏎ is the end of a line."""
     lines = [line.split(" |") for line in table.strip().split("\n")]
     return [[cell.strip().replace("⏎", "\n") for cell in line] for line in lines]
 
 
-def require_verdicts(table: str, score) -> None:
+def require_verdicts(table, score):
     """Assert that score(*cells) is what the first cell of each line says, right or wrong."""
     for verdict, *cells in rows(table):
         assert score(*cells) is (verdict == "right"), cells
 
 
-def read_programs(name: str) -> dict[str, dict[str, str]]:
+def read_programs(name):
     """The programs of a file beside this one by their groups (===) and names (---)."""
     groups = Path(__file__).with_name(name).read_text(encoding="utf-8").split("=== ")[1:]
     tables = {}
@@ -31,6 +31,6 @@ def read_programs(name: str) -> dict[str, dict[str, str]]:
     return tables
 
 
-def block(program: str) -> str:
+def block(program):
     """A completion whose program this is."""
     return f"Thinking.</think>Here it is:\n```python\n{program}\n```\nThat is all."

@@ -5,14 +5,12 @@ import importlib.util
 import json
 import os
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
 from torch.distributions import Categorical
 from torch.nn.utils.rnn import pad_sequence
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -20,10 +18,10 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 import generate
 import loss
 import train
-from core.engine import Decoding, EngineSettings
+from core.engine import EngineSettings
 from core.feed import Feed, Prompts
 from core.model import checksum, load_model, load_tokenizer
-from core.rollouts import Batch, Group, Request, Rollout, SharedParameters, given_rollout
+from core.rollouts import Group, Request, SharedParameters, given_rollout
 from core.settings import GenerateCommand, Sampling, Settings, parse, read_sources
 from core.text import make_decoding
 from data import Problem
@@ -49,12 +47,12 @@ needs_vllm = pytest.mark.skipif(
 )
 
 
-def run_train(arguments: list[str]) -> int:
+def run_train(arguments):
     """The command `python train.py ARGUMENTS`, in this process."""
     return train.main(parse(arguments, Settings, description=train.__doc__))
 
 
-def run_generate(arguments: list[str]) -> int:
+def run_generate(arguments):
     """The exit status of `python generate.py` with these arguments, run in this process."""
     return generate.main(parse(arguments, GenerateCommand, generate.__doc__))
 
@@ -62,7 +60,7 @@ def run_generate(arguments: list[str]) -> int:
 # --- groups that are trained on -------------------------------------------------------------------
 
 
-def settings(steps: int = 1, **changes) -> Settings:
+def settings(steps=1, **changes):
     """Of a run of so many steps, on one thread of the CPU."""
     given = {"steps": FIRST + steps, "validation_every": 10**6, "checkpoint_every": 10**6}
     given["share_prompts"] = not changes.get("gradient_checkpointing")  # as run.open_run does
@@ -84,7 +82,7 @@ def rollout(group, index, prompt, tokens, sampled=None, truncated=False):
     )
 
 
-def make_group(number: int, rollouts: list[Rollout], correct: list[bool]) -> Group:
+def make_group(number, rollouts, correct):
     """A finished group of these rollouts."""
     problem = Problem(f"{number}+1=", str(number + 1), "data.tasks.arithmetic")
     group = Group(number, 0, number, problem, FIRST, 0, [rollout.request for rollout in rollouts])
@@ -93,7 +91,7 @@ def make_group(number: int, rollouts: list[Rollout], correct: list[bool]) -> Gro
     return group
 
 
-def batch_of_groups(seed=0) -> list[Group]:
+def batch_of_groups(seed=0):
     """Three groups of four ragged completions with forced and truncated ones among them."""
     rng = np.random.default_rng(seed)
     groups = []
@@ -111,7 +109,7 @@ def batch_of_groups(seed=0) -> list[Group]:
     return groups
 
 
-def groups_of_every_fate() -> list[Group]:
+def groups_of_every_fate():
     """Three groups: one with a truncated completion, one with a completion that has no verdict, and
     one that is solved, of zero variance and with a long answer. Parameters change while a
     completion is sampled."""
@@ -127,7 +125,7 @@ def groups_of_every_fate() -> list[Group]:
 # --- plain forwards -------------------------------------------------------------------------------
 
 
-def policy_of(rollout, model, old=None, kept=0, temperature=1.0) -> tuple[Categorical, Tensor]:
+def policy_of(rollout, model, old=None, kept=0, temperature=1.0):
     """The distribution of each token of a completion, from a plain forward; and its tokens. With
     `old`, keys and values of the first `kept` positions are those of the model `old`, which has
     sampled what they lead to."""
@@ -142,7 +140,7 @@ def policy_of(rollout, model, old=None, kept=0, temperature=1.0) -> tuple[Catego
 
 
 @torch.no_grad()
-def largest_error(rollout, *of_model, start=0, end=None) -> float:
+def largest_error(rollout, *of_model, start=0, end=None):
     """The most that the recorded log-probabilities of sampled tokens are off, of these completion
     tokens. of_model: as in `policy_of`."""
     policy, tokens_T = policy_of(rollout, *of_model)
@@ -150,13 +148,13 @@ def largest_error(rollout, *of_model, start=0, end=None) -> float:
     return errors[start:end][rollout.sampled[start:end]].max(initial=0.0)
 
 
-def credit_of(chosen: Settings, batch: Batch) -> loss.Credit:
+def credit_of(chosen, batch):
     """The credit of these completions, by loss.py."""
     of_batch = batch.scores_PG, batch.lengths_PG, batch.usable_PG
     return loss.credit(chosen.recipe, *of_batch, chosen.thinking_budget[1], chosen.answer_budget)
 
 
-def loss_by_hand(model, batch: Batch, chosen: Settings) -> Tensor:
+def loss_by_hand(model, batch, chosen):
     """The loss of a step by loss.py, from a plain forward of each completion, without padding."""
     credit, rows = credit_of(chosen, batch), []
     for r in batch.rollouts:
@@ -174,28 +172,28 @@ def loss_by_hand(model, batch: Batch, chosen: Settings) -> Tensor:
 class GivenGroups(Feed):
     """A feed whose batches a test has made."""
 
-    def __init__(self, chosen: Settings, batches: list, parameters: SharedParameters, folder: str):
+    def __init__(self, chosen, batches, parameters, folder):
         engines = [SimpleNamespace(device="cpu")]
         prompts = Prompts(read_sources(chosen), load_tokenizer(folder), None)
         super().__init__(chosen, prompts, engines, parameters, lambda: False)
         self.batches = list(batches)
 
-    def start(self) -> None:
+    def start(self):
         self.generators = [SimpleNamespace(slots=1)]
 
-    def batch(self, step: int) -> list[Group] | None:
+    def batch(self, step):
         return self.batches.pop(0) if self.batches else None
 
-    def validate(self, step: int) -> list[Group]:
+    def validate(self, step):
         return batch_of_groups(seed=7)
 
 
 def train_rank(
-    rank: int,
-    chosen: Settings,
-    name: str,
-    batches: list,
-    folder: Path,
+    rank,
+    chosen,
+    name,
+    batches,
+    folder,
     parameters=None,
     step=FIRST,
     checkpoint=None,
@@ -215,7 +213,7 @@ def train_rank(
     return run
 
 
-def train_on(chosen: Settings, name: str, batches: list, folder: Path) -> tuple[Run, list[dict]]:
+def train_on(chosen, name, batches, folder):
     """The Run of one rank on these batches, and the gradient of each optimizer step by parameter
     name."""
     names, gradients = [name for name, _ in load_model(name).named_parameters()], []
@@ -234,24 +232,24 @@ def train_on(chosen: Settings, name: str, batches: list, folder: Path) -> tuple[
         handle.remove()
 
 
-def write_lines(path: Path, lines: list[dict]) -> None:
+def write_lines(path, lines):
     """Write a file of lines of JSON."""
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def rewrite(path: Path, **changes) -> None:
+def rewrite(path, **changes):
     """Change some entries of a JSON file."""
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def add_R0(folder: Path) -> None:
+def add_R0(folder):
     """The validation of step 0, of which the feed of a test makes none."""
     lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     first = next(line for line in lines if line["kind"] == "validation")
     write_lines(folder / "log.jsonl", [first | {"step": 0}, *lines])
 
 
-def stored(folder: Path) -> dict[str, Tensor]:
+def stored(folder):
     """All parameters and moments in the newest checkpoint of a run, by name."""
     newest = checkpoints(folder)[-1]
     parameters = load_model(str(newest / "model")).named_parameters()
@@ -262,19 +260,19 @@ def stored(folder: Path) -> dict[str, Tensor]:
 # --- what is sampled ------------------------------------------------------------------------------
 
 
-def decoding(**changes) -> Decoding:
+def decoding(**changes):
     """Small budgets and the markers of the arithmetic task's tokenizer, with changes."""
     settings = Sampling(prompt_budget=40, thinking_budget=(30, 30), answer_budget=6)
     return replace(make_decoding(make_tokenizer(), settings), **changes)
 
 
-def settings_of(folder, name="torch", dtype=torch.float32, slots=48, **changes) -> EngineSettings:
+def settings_of(folder, name="torch", dtype=torch.float32, slots=48, **changes):
     """What an engine is made of, with these changes of `decoding`."""
     # Many share a GPU.
     return EngineSettings(folder, DEVICE, dtype, 1, slots, decoding(**changes), name, memory=0.05)
 
 
-def requests(completions, thinking=30, seed=0, validation=False) -> list[Request]:
+def requests(completions, thinking=30, seed=0, validation=False):
     """Requests for so many completions of each of twelve prompts, of 2 to 13 tokens."""
     return [
         Request(i, j, [i, 7, *range(i)], thinking, (seed, i, j), validation)
@@ -283,14 +281,14 @@ def requests(completions, thinking=30, seed=0, validation=False) -> list[Request
     ]
 
 
-def parameters_of(model, version=0) -> SharedParameters:
+def parameters_of(model, version=0):
     """Shared parameters that hold those of a model."""
     shared = SharedParameters(model)
     shared.write(model.named_parameters(), version)
     return shared
 
 
-def change(shared: SharedParameters, model, version) -> None:
+def change(shared, model, version):
     """Write another version of the parameters, which the model gets too."""
     with torch.no_grad():
         for parameter in model.parameters():

@@ -9,7 +9,6 @@ import sys
 from dataclasses import replace
 
 import pytest
-import torch
 from steps import loss_by_hand, make_group, policy_of
 from torch.nn.utils import parameters_to_vector
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -34,7 +33,7 @@ BASE = replace(loss.RECIPES["base"], asynchrony="ppo-1")
 GSPO = replace(loss.Recipe(), loss="gspo", aggregation="token", advantage_norm="none")
 
 
-def exported(tmp_path, recipe=None) -> dict:
+def exported(tmp_path, recipe=None):
     """The options in the script that is written for a run with this recipe."""
     run = tmp_path / "run"
     run.mkdir(exist_ok=True)
@@ -55,11 +54,11 @@ def test_the_options_and_the_table_are_those_of_the_recipe_or_it_is_refused(tmp_
             exported(tmp_path, replace(loss.Recipe(), **changes))
 
 
-def gradient_of(model: torch.nn.Module) -> torch.Tensor:
+def gradient_of(model):
     return parameters_to_vector(parameter.grad for parameter in model.parameters())
 
 
-def our_gradient(recipe: loss.Recipe, batch: dict) -> torch.Tensor:
+def our_gradient(recipe, batch):
     """The gradient of our loss on what TRL has sampled, one completion at a time."""
     model, tokenizer = load_model(MODEL), load_tokenizer(MODEL)
     (source,) = read_sources(SETTINGS)

@@ -20,14 +20,14 @@ FOREVER = ["--steps", "100000"]
 HINT = "python train.py --resume runs/run goes on from the last checkpoint"
 
 
-def saved_step(run: RealRun) -> int:
+def saved_step(run):
     """The step of the newest checkpoint, whose model can be loaded."""
     newest = checkpoints(run.folder)[-1]
     load_model(str(newest / "model"))
     return json.loads((newest / "state.json").read_text())["step"]
 
 
-def fails(run: RealRun, *words: str) -> None:
+def fails(run, *words):
     """Assert that the run ends and says this, and how to go on, from a checkpoint that is at most
     two steps old."""
     assert run.end() == 1
@@ -39,7 +39,7 @@ def fails(run: RealRun, *words: str) -> None:
 # --- a run goes on --------------------------------------------------------------------------------
 
 
-def computed(folder: Path, steps: int) -> tuple[list[list], list[dict]]:
+def computed(folder, steps):
     """What was computed up to this step, by the log; and the groups and validations that are kept,
     without times."""
     logged = [line for line in log(folder) if line["kind"] != "end"]

@@ -34,7 +34,7 @@ from tokenizers.processors import TemplateProcessing
 import generate
 from core import generators
 from core.model import load_model, load_tokenizer, refuse_too_long, refuse_unknown
-from core.rollouts import Report, Request, Rollout, SharedParameters, given_rollout
+from core.rollouts import Report, Request, SharedParameters, given_rollout
 from core.settings import Sampling, model_path, parse, read_sources
 from core.text import (
     completion_text,
@@ -139,11 +139,11 @@ def test_parameters_go_to_a_device_as_they_are_and_are_cast_there(models, monkey
 # --- texts ----------------------------------------------------------------------------------------
 
 
-def problems_of(*prompts: str) -> list[Problem]:
+def problems_of(*prompts):
     return [Problem(prompt, "2", "data.tasks.arithmetic") for prompt in prompts]
 
 
-def rollout_of(tokenizer, text, sampled=None, prompt="1") -> Rollout:
+def rollout_of(tokenizer, text, sampled=None, prompt="1"):
     """A rollout with this text and EOS."""
     tokens = [*tokenizer(text).input_ids, tokenizer.eos_token_id]
     made = given_rollout(tokenizer(prompt).input_ids, tokens)

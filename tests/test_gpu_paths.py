@@ -77,7 +77,7 @@ SIZES = """--steps 2 --prompts-per-step 4 --completions-per-prompt 4 --validatio
     --validation-samples 2 --checkpoint-every 2 --slots 32""".split()
 
 
-def whole_run(gpus, *flags, folder, status=0, **variables) -> str:
+def whole_run(gpus, *flags, folder, status=0, **variables):
     """What train.py says with these flags, while it makes runs/run, and ends with this status."""
     flags = ["--engine", "torch", "--name", "run", *flags]
     done = run(gpus, ROOT / "train.py", *flags, folder=folder, **variables)
@@ -85,7 +85,7 @@ def whole_run(gpus, *flags, folder, status=0, **variables) -> str:
     return done.stderr
 
 
-def largest(elements: int, on: str = "") -> dict[str, str]:
+def largest(elements, on=""):
     """Of these pretended GPUs, or all, none has room for a tensor of more elements."""
     return {"PRETENDED_LARGEST": str(elements), "PRETENDED_LARGEST_ON": on}
 

@@ -1,6 +1,5 @@
 """--lora-rank: what is trained, what everything else sees of it, and how a run goes on. Several
-ranks, bf16, vLLM and whole commands are in the tables of test_trainer.py, test_gpu_paths.py,
-test_vllm.py and test_train.py."""
+ranks, bf16 and vLLM are in the tables of test_trainer.py, test_gpu_paths.py and test_train.py."""
 
 import shutil
 from pathlib import Path

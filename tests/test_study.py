@@ -35,7 +35,7 @@ def folder_and_ctrl_c(tmp_path, here):
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def status_of(*arguments: str) -> int:
+def status_of(*arguments):
     """The exit status of tools/study.py, run in this process."""
     with pytest.raises(SystemExit) as stop:
         run_command(study.main, list(arguments))
@@ -45,10 +45,10 @@ def status_of(*arguments: str) -> int:
 # --- real runs ------------------------------------------------------------------------------------
 
 
-def send_when(condition, number: int) -> None:
+def send_when(condition, number):
     """Send this process a signal as soon as the condition holds."""
 
-    def wait() -> None:
+    def wait():
         while not condition():
             time.sleep(0.05)
         os.kill(os.getpid(), number)
@@ -108,7 +108,7 @@ sys.exit(folder.name == "other-seed0")
 def pretend(tmp_path, monkeypatch):
     """Lets runs take so many seconds. Returns a function that reads their events."""
 
-    def put(seconds: int):
+    def put(seconds):
         monkeypatch.setattr(study, "ROOT", tmp_path)
         (tmp_path / "train.py").write_text(TRAIN.replace("SECONDS", str(seconds)))
         (events := tmp_path / "events").touch()

@@ -7,6 +7,7 @@ import re
 import pytest
 import torch
 from faults import ROOT, RealRun, apply, check_log, log, project
+from steps import needs_vllm
 
 from core.model import load_model
 from docs.make_base import BASE_MODEL
@@ -48,6 +49,28 @@ def test_a_whole_short_run(tmp_path):
     assert not all(map(torch.equal, base, trained))
     for text in ("warning", "loading weights", "have to come"):
         assert text not in printed.lower()
+
+
+@needs_vllm
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "parameters", ["--learning-rate 5e-4", "--lora-rank 8 --learning-rate 2e-3"]
+)
+def test_a_short_run_with_vllm_learns(tmp_path, parameters):
+    """Asynchronous, with an update after each step, of all parameters or of adapters; generator and
+    trainer agree at every validation."""
+    flags = """
+        --engine vllm --steps 14 --prompts-per-step 16 --completions-per-prompt 8
+        --train-prompts 2000 --validation-every 7 --validation-problems 64
+        --validation-samples 4 --slots 128 --checkpoint-every 14
+    """
+    folder, _ = run(tmp_path, *flags.split(), *parameters.split())
+    check_log(folder, steps=14, validation_every=7)
+    assert 0 < max(line["off_policyness_max"] for line in log(folder, "train")) < 9
+    validations = log(folder, "validation")
+    for line in validations:  # older keys and values make both ten times these limits
+        assert line["mismatch_max"] < 1e-3 and line["mismatch_mean"] < 1e-6
+    assert validations[-1]["pass_rate"] > validations[0]["pass_rate"] + 0.2
 
 
 # --- each kind of asynchrony ----------------------------------------------------------------------
