@@ -195,13 +195,12 @@ def test_the_system_turn_of_the_data_is_used_and_the_answer_is_shown(chat_models
     lines = [json.dumps({"prompt": turns, "answer": "2"}).replace("I", str(i)) for i in range(300)]
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
     path, said = chat_models["qwen3"], []
+    flags = f"""
+        --model {path} --data {tmp_path}/a.jsonl --defaults toy --prompt-budget 300
+        --thinking-budget 2 3 --end-of-thinking </think>
+    """
     for more in ("", "--system none"):
-        flags = (
-            f"--model {path} --data {tmp_path}/a.jsonl --defaults toy --prompt-budget 300 {more}"
-        )
-        settings = parse(
-            [*flags.split(), "--thinking-budget", "2", "3", "--end-of-thinking", "</think>"]
-        )
+        settings = parse(f"{flags} {more}".split())
         make_prompts(settings, path, load_model(path), read_sources(settings))
         said.append(capsys.readouterr().err)
     assert re.search(r"<\|im_start\|>system\\nsystem (\d+)<\|im_end\|>.*user\\nuser \1\\n", said[0])
@@ -351,14 +350,10 @@ def test_a_model_is_a_folder_here_or_beside_the_scripts_or_a_name_on_the_hub(her
 
 @pytest.mark.parametrize(
     "kind, engine",
-    [
-        ("llama", "torch"),
-        pytest.param("qwen3-moe", "vllm", marks=[needs_vllm, pytest.mark.slow]),
-    ],
+    [("llama", "torch"), pytest.param("qwen3-moe", "vllm", marks=[needs_vllm, pytest.mark.slow])],
 )
 def test_a_generator_process_samples_takes_updates_validates_and_stops(models, kind, engine):
-    settings = settings_of(models[kind], engine)
-    model = load_model(settings.model)
+    settings, model = settings_of(models[kind], engine), load_model(models[kind])
     shared = parameters_of(model)
     with contextlib.closing(generators.start_generator(0, settings, shared)) as generator:
         while not [*generator.read_reports(300)]:

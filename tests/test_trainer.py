@@ -22,7 +22,6 @@ from steps import (
     train_on,
     train_rank,
 )
-from torch.distributed.fsdp import FSDPModule
 
 import loss
 import train
@@ -171,14 +170,11 @@ def test_pitfalls_9_and_10_micro_batches_hold_the_sampled_tokens_within_their_bu
 
 
 def test_prompts_are_shared_if_a_micro_batch_holds_several_sequences():
-    """Those of a prompt come together if it holds fewer than there are prompts; else those of like
-    length do."""
+    """Those of a prompt come together if it holds fewer than there are prompts."""
     rollouts = [rollout(g, i, [g] * 30, [1] * (5 + 7 * i)) for i in range(3) for g in range(4)]
     for tokens, prompts in ((10_000, [4]), (150, [1] * 4), (60, [])):
         batches = all_micro_batches(rollouts, tokens, share=True)
         assert [len(m.prompts_PL) for m in batches if m.prompts_PL is not None] == prompts
-        lengths = [len(rollouts[row].tokens) for m in batches for row in m.rows_B.tolist()]
-        assert (lengths == sorted(lengths, reverse=True)) == (tokens != 150)
 
 
 # --- 16 bits --------------------------------------------------------------------------------------
@@ -219,14 +215,6 @@ def test_a_scale_that_makes_gradients_overflow_is_halved_until_they_do_not(
     scale = trainer.loss_scale(chosen, CPU, checkpoints(tmp_path)[-1])
     assert scale == 2.0 ** (32 - sum(rescaled)) == lines[-1]["loss_scale"]
     assert [trainer.next_scale(scale, False, step) / scale for step in (999, 1000)] == [1, 2]
-
-
-def test_the_layers_of_the_language_part_are_gathered_one_by_one(models, group_of_one):
-    """The tower, which is never called, never is."""
-    model = load_model(models["gemma3-pictures"])
-    trainer.make_policy(settings(dtype="bfloat16"), model, CPU)
-    parts = *model.get_decoder().layers, model.model.vision_tower
-    assert len(parts) == 3 and all(isinstance(part, FSDPModule) for part in parts)
 
 
 # --- what fits ------------------------------------------------------------------------------------
