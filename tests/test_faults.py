@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import steps
 from faults import COMPUTED, ROOT, TINY, RealRun, check_log, last_step, log, project, python
+from programs import rows
 
 from core.model import load_model
 from core.settings import read_settings
@@ -230,23 +231,23 @@ def {0}(*arguments):
 """
 
 
+# A signal; the module and the function that hangs, and at which rank; flags.
+FIRST, *OTHERS = rows("""
+SIGINT | data__tasks__arithmetic | score | None | --one-process
+SIGTERM | loss | policy_loss | None | --trainers 1
+SIGUSR1 | loss | policy_loss | 1 | --trainers 2
+""")
+
+
 @pytest.mark.parametrize(
-    "number, module, function, rank, flags",
-    [
-        (signal.SIGINT, "data__tasks__arithmetic", "score", None, ["--one-process"]),
-        pytest.param(signal.SIGTERM, "loss", "policy_loss", None, [], marks=pytest.mark.slow),
-        pytest.param(
-            signal.SIGUSR1, "loss", "policy_loss", 1, ["--trainers", "2"], marks=pytest.mark.slow
-        ),
-    ],
+    "row", [FIRST, *(pytest.param(row, marks=pytest.mark.slow) for row in OTHERS)]
 )
-def test_a_second_signal_stops_at_once_and_keeps_the_last_checkpoint(
-    tmp_path, number, module, function, rank, flags
-):
+def test_a_second_signal_stops_at_once_and_keeps_the_last_checkpoint(tmp_path, row):
     """While a task or a step hangs, or rank 0 waits for another; the first signal waits for the
     end."""
+    name, module, function, rank, flags = row
     project(tmp_path, **{module: HANGS.format(function, rank)})
-    run = RealRun(tmp_path, *FOREVER, *flags)
+    run, number = RealRun(tmp_path, *FOREVER, *flags.split()), signal.Signals[name]
     run.until((tmp_path / "stuck").exists)
     os.kill(run.process.pid, number)
     run.until(lambda: "Once more stops at once" in run.text())
