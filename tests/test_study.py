@@ -140,7 +140,7 @@ def test_a_failed_run_is_reported_and_the_others_go_on(pretend, capsys):
 
 
 @pytest.mark.parametrize("batches, step, why", [(20, 3, "less than 0.05"), (2, 2, "Every prompt")])
-def test_a_run_that_has_levelled_off_or_no_prompt_left_ends_and_says_why(
+def test_a_run_that_has_levelled_off_or_no_prompt_left_says_why_and_is_finished_as_it_was_wanted(
     models, tmp_path, monkeypatch, batches, step, why
 ):
     """At the fourth validation, by a curve that is said to be level there; or after its batches."""
@@ -150,26 +150,17 @@ def test_a_run_that_has_levelled_off_or_no_prompt_left_ends_and_says_why(
     write_config(tmp_path, chosen)
     given = [steps.batch_of_groups()] * batches
     run, _ = steps.train_on(chosen, models["llama"], given, tmp_path)
-    assert log(tmp_path, "end") == []  # its model is not written yet
+    flags = ["--stop-when-gain-below", "0.05", "--steps"]
+    finished = lambda *more: study.finished(tmp_path, parse([*flags, *more]))
+    assert log(tmp_path, "end") == [] and not finished("70")  # its model is not written yet
     run.leave_results(lambda folder: folder)
     (end,) = log(tmp_path, "end")
     assert end["step"] == steps.FIRST + step and why in end["reason"]
-
-
-def test_a_run_is_finished_if_it_ended_as_it_is_wanted(tmp_path):
-    folder, level = tmp_path / "run", ("--stop-when-gain-below", "0.02")
-    finished = lambda *flags: study.finished(folder, parse([*level, "--steps", *flags]))
-    folder.mkdir()
-    assert not finished("160")
-    steps.write_lines(folder / "log.jsonl", [{"kind": "end", "step": 120}])
-    write_config(folder, parse(["--steps", "160", *level]))
-    assert finished("160") and finished("20") and not finished("300")
+    assert finished("70") and finished("20") and not finished("71")
     for other in ("--least-prompts", "9"), ("--stop-when-gain-below", "0.01"):
-        assert not finished("160", *other)
-    with pytest.raises(ValueError, match=f"{folder} is finished"):
-        steps.run_train(["--resume", str(folder)])
-    steps.write_lines(folder / "log.jsonl", [{"kind": "train", "step": 120}])
-    assert not finished("160")
+        assert not finished("70", *other)
+    with pytest.raises(ValueError, match=f"{tmp_path} is finished"):
+        steps.run_train(["--resume", str(tmp_path)])
 
 
 # --- what is refused ------------------------------------------------------------------------------
