@@ -130,7 +130,7 @@ def test_a_run_ends_when_every_prompt_of_a_task_of_ones_own_is_retired(tmp_path)
 
 RECORDS = {
     "sums": '{"question": "What is NUMBER and NUMBER?", "answer": "NUMBER"}',
-    "programs": '{"problem": "Double it, NUMBER times.", "tests": '
+    "programs": '{"problem": "Double a number, NUMBER times.", "tests": '
     r'[{"input": "3\n", "output": "6\n", "type": "stdin_stdout"}]}',
 }
 
