@@ -47,16 +47,12 @@ def write(path: Path, made: list[dict]) -> str:
     return str(path)
 
 
-def turn_of(role: str, content: str) -> str:
-    return json.dumps({"role": role, "content": content})
-
-
 SHORT = {
     "Q": '"question": "Q"',
-    "S": turn_of("system", "S"),
-    "T": turn_of("user", "3 + 4?"),
-    "A": turn_of("assistant", r"It is 7, so \boxed{7}."),
-    "G": json.dumps({"from": "gpt", "value": "The answer is 7."}),
+    "S": '{"role": "system", "content": "S"}',
+    "T": '{"role": "user", "content": "3 + 4?"}',
+    "A": r'{"role": "assistant", "content": "It is 7, so \\boxed{7}."}',
+    "G": '{"from": "gpt", "value": "The answer is 7."}',
 }
 
 
@@ -69,6 +65,11 @@ def read(argument: str, **asked: str) -> tuple[list[Problem], list[str]]:
     """All problems of a file, and what is said of them."""
     spec = parse_spec(argument, **asked)
     return read_problems(spec, records_of({Path(spec.place): "train"}), "train")[:2]
+
+
+def texts(problems: list[Problem]) -> set[str]:
+    """What is asked, without the instruction."""
+    return {problem.text or problem.prompt for problem in problems}
 
 
 @pytest.fixture
@@ -111,22 +112,21 @@ def test_the_task_of_a_data_set_is_told_without_reading_it(tmp_path):
 
 
 def as_written(content: str) -> str:
-    """The content of a file in the tables, with what is SHORT in it. // is a line end, and ⇥
-    a tab."""
+    """The content of a file in the tables, with what is SHORT in it. ⇥ is a tab."""
     long = re.sub(r"(?<=[\[{ ])[A-Z](?=[\],])", lambda letter: SHORT[letter[0]], content)
-    return long.replace("//", "\n").replace("⇥", "\t")
+    return long.replace("⇥", "\t")
 
 
 # A file in a shape of public data sets, what is asked, and the answer.
 SHAPES = r"""
-a.jsonl,problem=a,passage=c,answer=e | {"a": "Q", "c": "P", "e": 7, "question": "R", "answer": "8"} | P////Q | 7
+a.jsonl,problem=a,passage=c,answer=e | {"a": "Q", "c": "P", "e": 7, "question": "R", "answer": "8"} | P⏎⏎Q | 7
 a.jsonl,problem=d,answer=d.assistant | {"d": [S, T, A], "question": "R", "answer": "8"} | S: 3 + 4? | 7
 a.jsonl | {Q, "choices": null, "context": "", "images": [], "answer": "7"} | Q | 7
 a.jsonl | {Q, "A": 5, "answer": "7"} | Q | 7
-a.jsonl | {"Body": "P", "Question": "Q", "Answer": 7.0} | P////Q | 7
-a.csv | context,question,answer//P,Q,False | P////Q | False
-a.jsonl | {"context": "P", Q, "answers": {"text": ["7", "7"]}} | P////Q | 7
-a.jsonl | {"Passage": "P", "Question": "Q", "answer": true} | P////Q | true
+a.jsonl | {"Body": "P", "Question": "Q", "Answer": 7.0} | P⏎⏎Q | 7
+a.csv | context,question,answer⏎P,Q,False | P⏎⏎Q | False
+a.jsonl | {"context": "P", Q, "answers": {"text": ["7", "7"]}} | P⏎⏎Q | 7
+a.jsonl | {"Passage": "P", "Question": "Q", "answer": true} | P⏎⏎Q | true
 a.jsonl | {Q, "answer": "We add 3 and 4. The answer is 7."} | Q | 7
 a.jsonl | {Q, "answer": "**Answer:** 7.5 cm"} | Q | 7.5 cm
 a.jsonl | {Q, "answer": "Evelyn."} | Q | Evelyn.
@@ -141,14 +141,14 @@ a.jsonl | {Q, "solution": "So \\boxed{7}", "target": 0} | Q | 7
 a.jsonl | {Q, "response": "\\boxed{8}", "gold": "7"} | Q | 7
 a.jsonl | {Q, "answer": "It is 7.", "expected_answer": "7"} | Q | 7
 a.jsonl | {"Problem": "Q", "Final Answer": 7} | Q | 7
-a.csv | "";problem;answer//0;"1, é//1?";2 | 1, é//1? | 2
-a.csv | ""⇥problem⇥answer//0⇥"1, é//1?"⇥2 | 1, é//1? | 2
-a.jsonl | {Q, "solution": "This is to be shown."}//{Q, "solution": "so \\boxed{7}"} | Q | 7
-a.csv | Problem Type,Question,Correct Answer//word,Q,7 | Q | 7
-a.json | {Q, "answer": "7"}//{"problem": "R", "answer": "8"} | Q | 7
+a.csv | "";problem;answer⏎0;"1, é⏎1?";2 | 1, é⏎1? | 2
+a.csv | ""⇥problem⇥answer⏎0⇥"1, é⏎1?"⇥2 | 1, é⏎1? | 2
+a.jsonl | {Q, "solution": "This is to be shown."}⏎{Q, "solution": "so \\boxed{7}"} | Q | 7
+a.csv | Problem Type,Question,Correct Answer⏎word,Q,7 | Q | 7
+a.json | {Q, "answer": "7"}⏎{"problem": "R", "answer": "8"} | Q | 7
 a.jsonl | {Q, "answer": 0} | Q | 0
 a.jsonl | {Q, "answer": 0.30000000000000004} | Q | 0.3
-a.csv | question,answer//Q,2.50 | Q | 2.50
+a.csv | question,answer⏎Q,2.50 | Q | 2.50
 a.jsonl | {Q, "answer": 9007199254740993.0} | Q | 9007199254740992
 a.jsonl | {Q, "answer": "7", "answers": [{"text": "8"}]} | Q | 7
 a.jsonl | {"prompt": [S, T], "reward_model": {"ground_truth": "7"}} | S: 3 + 4? | 7
@@ -192,25 +192,25 @@ def test_what_is_guessed_is_told_and_a_solution_gets_the_box_that_is_asked_for(t
 
 # A file, its content, and words of the sentence beside its name.
 BAD_FILES = r"""
-a.jsonl | // | holds no record
-a.csv | problem,answer// | holds no record
-a.jsonl | {"problem": "x", "answer": "1"}//{"problem": "y"} | line 2: column 'answer' is empty
+a.jsonl | ⏎ | holds no record
+a.csv | problem,answer⏎ | holds no record
+a.jsonl | {"problem": "x", "answer": "1"}⏎{"problem": "y"} | line 2: column 'answer' is empty
 a.jsonl | {"problem": " ", "answer": "1"} | line 1: column 'problem' is empty
-a.jsonl | //{"problem": "x", "answer": {"a": 1}} | line 2: an answer is a text or a number
+a.jsonl | ⏎{"problem": "x", "answer": {"a": 1}} | line 2: an answer is a text or a number
 a.jsonl | {"problem": "x", "answer": NaN} | line 1.* holds nan
-a.jsonl | //{"problem": "x\ud800", "answer": "1"} | line 2: .*surrogates not allowed
-a.jsonl | //{"problem": "x", "answer": "1", "system": "\ud800"} | line 2: .*surrogates not allowed
+a.jsonl | ⏎{"problem": "x\ud800", "answer": "1"} | line 2: .*surrogates not allowed
+a.jsonl | ⏎{"problem": "x", "answer": "1", "system": "\ud800"} | line 2: .*surrogates not allowed
 a.jsonl | {"problem": ["x"], "answer": "1"} | line 1: column 'problem' holds
-a.jsonl | {"problem": "x", "answer": "1"}//{"problem": "y", "an | after line 1: .*Unterminated
-a.jsonl | {"problem": "x", "answer": "1"}//[1] | after line 1: .* line 2 holds .1., no object
+a.jsonl | {"problem": "x", "answer": "1"}⏎{"problem": "y", "an | after line 1: .*Unterminated
+a.jsonl | {"problem": "x", "answer": "1"}⏎[1] | after line 1: .* line 2 holds .1., no object
 a.jsonl | {"problem": "ÿ", "answer": "1"} | 'utf-8' codec can't decode
 a.jsonl | {"task": "x", "result": "1"} | line 1: no column .* are task, result: add
 a.jsonl,answer=key | {"problem": "x", "answer": "1"} | line 1: no column key holds the answer
 a.jsonl | {"problem": "x", "tests": "{}"} | line 1: .* tests
 a.jsonl | [T, A] | line 1 holds .*, no object with named columns
 a.jsonl | {"problem": "3?", "answer": "a \\boxed{3 b"} | line 1: .* that closes
-a.json | [{"problem": "x",//"answer": "ÿ"}] | 'utf-8' codec can't decode
-a.json | [{"problem": "x",//"answer" "y"}] | line 2 column
+a.json | [{"problem": "x",⏎"answer": "ÿ"}] | 'utf-8' codec can't decode
+a.json | [{"problem": "x",⏎"answer" "y"}] | line 2 column
 a.jsonl | {"problem": "x"} | line 1: no column .* are problem: add ,answer=COLUMN
 a.json | {"train": [{"problem": "x", "answer": "1"}]} | record 1 holds 'train', no object
 a.jsonl | {"problem": "x", "answer": "1", "Split": "held-out"} | this is for evaluation
@@ -218,7 +218,7 @@ a.jsonl | {"prompt": "x", "response": "It is \boxed{1}.", "y": "2"} | are prompt
 a.jsonl | {"problem": "x", "choices": ["3", "4"], "answer": 1} | 'choices' holds .* such as A
 a.jsonl | {"problem": "x", "Option 1": 3, "Option 2": 4, "answer": "A"} | 'Option 2' holds 4
 a.jsonl,task=programming | {"problem": "x", "answer": "1"} | no column .* holds the tests
-a.json | {"problem": "x", "answer": "1"}//{"problem": "y"} | record 2: column 'answer' is empty
+a.json | {"problem": "x", "answer": "1"}⏎{"problem": "y"} | record 2: column 'answer' is empty
 a.jsonl | {"problem": "x", "answer": "#### Step\nAdd.\n#### End\nIt is 7 then."} | cannot be used
 a.jsonl | {"problem": "x", "answer": "#### Answer\n7"} | 1 records cannot be used
 a.jsonl | {"problem": "x", "answer": "<think>It is"} | 1 records cannot be used
@@ -226,7 +226,7 @@ a.jsonl | {"problem": "User: x\nAssistant: y", "answer": "1"} | line 1: .* is no
 a.jsonl | {"problem": "x", "answer": "Therefore, x = 7."} | 1 records cannot be used
 a.jsonl | {"prompt": "x\n### Response:", "answer": "1"} | line 1: '### Response:' is no part
 a.jsonl | {"prompt": "x\n<think>", "answer": "1"} | line 1: '<think>' is no part
-a.csv | problem,A,B,C,answer//x,3,4,,B | line 2: column 'B' holds '4'
+a.csv | problem,A,B,C,answer⏎x,3,4,,B | line 2: column 'B' holds '4'
 a.jsonl | {Q, "solution": "def double(x):\n    return 2 * x"} | line 1: .* long text or a sentence
 a.jsonl | {Q, "answer": "The answer is first 3, then it is 4."} | line 1: .* a sentence
 a.jsonl | {"problem": "x", "context": {"title": ["a"]}, "answer": "1"} | 'context' holds
@@ -235,8 +235,8 @@ a.jsonl | {Q, "decoded_image": "a.png", "answer": "1"} | line 1: column 'decoded
 a.jsonl | {Q, "image": "a.png", "answer": "1"} | line 1: column 'image' holds 'a.png'
 a.jsonl | {Q, "images": [{"path": null}], "answer": "1"} | line 1: column 'images' holds
 a.jsonl | {"problem": "<image>x", "images": [], "answer": "1"} | '<image>' is no part of a problem
-a.csv | prompt,answer//"[INST] x [/INST]",1 | line 2: '.INST.' is no part of a problem
-a.csv | prompt,answer//"[{'role': 'user', 'content': 'x'}]",1 | .role.* is no part of a problem
+a.csv | prompt,answer⏎"[INST] x [/INST]",1 | line 2: '.INST.' is no part of a problem
+a.csv | prompt,answer⏎"[{'role': 'user', 'content': 'x'}]",1 | .role.* is no part of a problem
 a.jsonl | {"prompt": [T, T], "answer": "1"} | line 1: column 'prompt' holds .* several turns
 a.jsonl,answer=messages.assistant | {"messages": [T, A, T, A]} | line 1: .* several turns
 a.jsonl | {"prompt": [{"role": "user", "content": [{"type": "image"}]}], "answer": "1"} | images
@@ -244,12 +244,12 @@ a.jsonl | {"problem": "x", "answer": "It is even."} | 1 records cannot be used, 
 a.jsonl | {"problem": "x", "answer": "proof"} | 1 records cannot be used
 a.jsonl | {"problem": "x", "answer": ["a", "b"]} | line 1: an answer is a text or a number, not
 a.json | [{"problem": "x", "answer": "1"}, {"problem": "y"}] | record 2: column 'answer' is empty
-a.csv | problem,answer,answer//x,1,2// | line 1 has two columns
-a.csv | problem,answer//x,1//y// | line 3: column 'answer' is empty .*: fill it in
-a.csv | problem,answer//x,1//y,1,2// | after line 2: .* more cells than columns.* holds ','
-a.csv | problem,answer//x,"1// | after its start: .* unexpected end of data
-a.csv | problem,answer//x,#N/A// | line 2: .*holds '#N/A'
-a.csv | problem,answer//x, null // | line 2: .*holds ' null '
+a.csv | problem,answer,answer⏎x,1,2⏎ | line 1 has two columns
+a.csv | problem,answer⏎x,1⏎y⏎ | line 3: column 'answer' is empty .*: fill it in
+a.csv | problem,answer⏎x,1⏎y,1,2⏎ | after line 2: .* more cells than columns.* holds ','
+a.csv | problem,answer⏎x,"1⏎ | after its start: .* unexpected end of data
+a.csv | problem,answer⏎x,#N/A⏎ | line 2: .*holds '#N/A'
+a.csv | problem,answer⏎x, null ⏎ | line 2: .*holds ' null '
 a.parquet | not parquet | Parquet magic bytes not found
 a.txt | x | is not a file of records; the endings known are \.jsonl
 a.jsonl | {"problem": "x", "answer": "1"} | no problem for validation.* by ,validation=FILE
@@ -285,7 +285,6 @@ def test_no_command_evaluates_on_what_another_one_trains_on(tmp_path, squares):
     names = [file, str(tmp_path / "parts"), f"{file},validation={apart}", "squares", "arithmetic"]
     names += ["gym:prime_factorization,max_value=300", "gym:products"]
     runs = [("answer", None, 400, 40), ("solution", "Think.", 64, 300), ("answer", "", 1, 300)]
-    texts = lambda problems: {problem.text or problem.prompt for problem in problems}
     for name in names:
         head, comma, options = name.partition(",")
         trained, held_out = set(), set()
@@ -452,7 +451,7 @@ def test_known_data_sets_are_trained_and_evaluated_on_by_name(hub, name):
         return
     source = load(name)
     problems = source.train + source.validation
-    assert (source.name, {each.text for each in problems}) == (name, {f"P {i}" for i in range(50)})
+    assert (source.name, texts(problems)) == (name, {f"P {i}" for i in range(50)})
     assert name == "deepcoder" or all(each.text == f"P {each.answer}" for each in problems)
 
 
@@ -485,18 +484,15 @@ TRAIN = "all trainset latest contest values device None"
 
 def test_what_a_path_or_a_split_calls_held_out_is_never_trained_on(tmp_path):
     made, apart = records(40), records(3, start=40)
-    texts = lambda problems: {problem.text for problem in problems}
     wanted = {row["problem"] for row in apart}
     for name in [*HELD_OUT.split(), *TRAIN.split()]:
         folder, is_apart = tmp_path / name, name in HELD_OUT.split()
         write(folder / "train.jsonl", made + apart * is_apart)
         write(folder / f"{name}/train.jsonl", apart)
-        split = made + [
-            row | {"Split": name} for row in apart
-        ]  # the first ones have no such column
-        for argument in (folder, write(tmp_path / "split.jsonl", split)):
-            trained = texts(load(str(argument)).train)
-            evaluated = texts(load_evaluation(str(argument), 9).validation)
+        split = [row | {"Split": name} for row in apart]  # the others have no such column
+        for argument in (str(folder), write(tmp_path / "split.jsonl", made + split)):
+            trained = texts(load(argument).train)
+            evaluated = texts(load_evaluation(argument, 9).validation)
             assert trained.isdisjoint(wanted) is (evaluated == wanted) is is_apart, name
     for name in ("a/my_test.jsonl", "test/a.jsonl"):  # a file that is named itself
         assert "! its name says" in load(write(tmp_path / name, made)).notes[0]

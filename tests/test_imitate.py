@@ -2,10 +2,10 @@
 of a small model."""
 
 import json
+import random
 import shutil
 from pathlib import Path
 
-import backwards
 import pytest
 import torch
 from faults import log
@@ -15,23 +15,40 @@ from steps import run_generate, run_train, write_lines
 from core.model import load_model, load_tokenizer
 from data import Problem
 from data.tasks import mathematics
+from docs import make_base
 from tools import imitate
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """With a random model, a file of records, and the model that has learned them."""
-    folder = tmp_path_factory.mktemp("imitate")
-    model = backwards.make_model(folder / "random")
-    data = backwards.write_records(folder / "my.jsonl")
-    command = f"--model {model} --data {data} --out {folder}/warm --epochs 8 --learning-rate 4e-3"
-    assert imitate.main(command.split()) == 0
+    """With a random model, a file of numbers that a careless writer has written backwards, and the
+    model that has learned to."""
+    folder, rng, records = tmp_path_factory.mktemp("imitate"), random.Random(0), []
+    tokenizer = make_base.make_tokenizer()
+    model = make_base.make_model(tokenizer, hidden_size=96)
+    model.config.max_position_embeddings = 2048
+    for each in (model, tokenizer):
+        each.save_pretrained(folder / "random")
+    for number in rng.sample(range(100, 1000), 600):
+        answer = str(number)[::-1]
+        written = "".join(
+            digit if rng.random() < 0.6 else rng.choice("0123456789") for digit in answer
+        )
+        solution = f"{written}</think>{written}"
+        records.append({"problem": f"{number}=", "solution": solution, "answer": answer})
+    write_lines(folder / "my.jsonl", records)
+    command = (
+        f"--model {folder}/random --data {folder}/my.jsonl,task=arithmetic --out {folder}/warm"
+    )
+    assert imitate.main([*command.split(), "--epochs=8", "--learning-rate=4e-3"]) == 0
     return folder
 
 
 def test_what_has_learned_succeeds_now_and_then_and_ends(folder):
     path = folder / "evaluation"
-    command = f"--evaluate --model {folder}/warm --data {folder}/my.jsonl --log {path}"
+    command = (
+        f"--evaluate --model {folder}/warm --log {path} --data {folder}/my.jsonl,task=arithmetic"
+    )
     budgets = "--defaults toy --prompt-budget 40 --thinking-budget 10 10 --problems 20 --samples 4"
     assert run_generate([*command.split(), *budgets.split()]) == 0
     found = json.loads(path.read_text())
@@ -42,8 +59,8 @@ def test_what_has_learned_succeeds_now_and_then_and_ends(folder):
 @pytest.mark.slow
 def test_from_there_rl_with_the_settings_of_a_small_model_learns(folder, monkeypatch):
     monkeypatch.chdir(folder)
-    flags = "--model warm --data my.jsonl --defaults small --steps 20 --validation-problems 32"
-    assert run_train([*flags.split(), "--name", "run"]) == 0
+    flags = "--model warm --data my.jsonl,task=arithmetic --defaults small --steps 20"
+    assert run_train([*flags.split(), "--validation-problems=32", "--name=run"]) == 0
     run = folder / "runs" / "run"
     first, *_, last = (line["pass_rate"] for line in log(run, "validation"))
     assert (run / "rollouts.html").exists()
@@ -94,23 +111,23 @@ def test_only_the_solution_counts_however_a_batch_is_padded(folder, monkeypatch)
 
 
 REFUSED = """
---data a.jsonl --out out | no column .* are problem, answer, worked, wrong: add
---data a.jsonl,solution=wrong --out out | 1 of 1 solutions are judged wrong
---data a.jsonl --out . | --out .: name a folder that is not there yet
---data a.jsonl | --model, --data and --out are wanted
---data a.jsonl,solution=worked --out out | not 30.*: shorten .* '1[+]1
---data my.jsonl --out file/out | Not a directory
---data zebra.jsonl,solution=worked --out out --model short | token .*, and the model has emb
+--data a.jsonl --out out | problem, answer, worked, wrong
+--data a.jsonl,task=arithmetic,solution=wrong --out out | 1 of 1 solutions
+--data a.jsonl --out . | --out .:
+--data a.jsonl | --out
+--data a.jsonl,task=arithmetic,solution=worked --out out | not 30.* '1[+]1
+--data my.jsonl,task=arithmetic --out file/out | Not a directory
+--data zebra.jsonl,task=arithmetic,solution=worked --out out --model short | token .*, and the model
 """
 
 
 def test_what_cannot_be_learned_is_refused_before_anything_is(folder, here, monkeypatch):
     monkeypatch.setattr(imitate, "imitate", lambda *_: pytest.fail("it learns"))
-    solutions = {"worked": "2" * 3000, "wrong": "1</think>\\boxed{1}"}
-    write_lines(Path("a.jsonl"), [{"problem": "1+1?", "answer": "2"} | solutions])
+    solutions = {"worked": "2" * 3000, "wrong": "1</think>1"}
+    write_lines(Path("a.jsonl"), [{"problem": "1+1=", "answer": "2"} | solutions])
     Path("my.jsonl").symlink_to(folder / "my.jsonl")
     Path("file").touch()
-    write_lines(Path("zebra.jsonl"), [{"problem": "zebra", "worked": "2"}] * 3)
+    write_lines(Path("zebra.jsonl"), [{"problem": "zebra", "worked": "2", "answer": "2"}])
     shutil.copytree(folder / "random", "short")
     tokenizer = load_tokenizer("short")
     tokenizer.add_tokens(["zebra"])

@@ -9,7 +9,6 @@ import runpy
 import shutil
 import subprocess
 import sys
-from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -203,11 +202,10 @@ CLAIMS = """
 
 
 def columns(run: Path) -> SimpleNamespace:
-    found = defaultdict(list)
-    for line in log(run):
-        for name, value in line.items():
-            found[name].append(value)
-    return SimpleNamespace(**found)
+    lines = log(run)
+    return SimpleNamespace(
+        **{name: [line[name] for line in lines if name in line] for name in set().union(*lines)}
+    )
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """Settings: flags, recipes, defaults, what is refused and how, and how devices are split."""
 
-import json
 import os
 import re
 import sys
@@ -9,7 +8,7 @@ import tempfile
 import pytest
 import torch
 from programs import rows
-from steps import run_train
+from steps import run_train, write_lines
 
 from core import settings as settings_module
 from core.feed import Feed
@@ -158,23 +157,22 @@ def test_processes_that_take_turns_do_not_share_the_cores(monkeypatch, tmp_path)
     assert cpu_threads(parse([])) == 1
 
 
-@pytest.mark.parametrize(
-    "flags, values",
-    [("", "pipeline-8 cispo 0.0002"), ("--recipe base --defaults paper", "ppo-8 dapo 5e-07")],
-)
-def test_help_shows_the_values_of_the_presets_and_those_of_the_recipe_that_is_named(
-    flags, values, monkeypatch, capsys
-):
+# Flags, and the defaults that --help shows.
+HELP = """
+--asynchrony TEXT pipeline-K | ppo-8
+--loss cispo.dapo.* the term | dapo
+--learning-rate None.NUMBER None.*; paper: 5e-07; small: None | 5e-07
+--share-prompts, --no-share-prompts the | True
+"""
+
+
+def test_help_shows_the_values_of_the_presets_and_of_the_recipe_that_is_named(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "400")
     with pytest.raises(SystemExit, match="^0$"):
-        run_train([*flags.split(), "--help"])
+        run_train(["--recipe", "base", "--defaults", "paper", "--help"])
     shown = " ".join(capsys.readouterr().out.split())
-    for name, value in zip(
-        ("--asynchrony TEXT", r"--loss \w+\|", "--learning-rate None"), values.split()
-    ):
-        assert re.search(rf"{name}.*?default: (.*?)\)", shown)[1] == value
-    assert "; paper: 10240 12288; small: 768 1024; short: 24 24 (default: " in shown
-    assert "--share-prompts, --no-share-prompts the trainer" in shown
+    for flag, default in rows(HELP):
+        assert re.search(rf"{flag}.*?default: (.*?)\)", shown)[1] == default, flag
 
 
 def test_what_the_presets_set_is_what_settings_has():
@@ -255,8 +253,8 @@ def taken(tmp_path, here, monkeypatch):
     (taken / "log.jsonl").write_text("mine\n")
     (tmp_path / "here").mkdir()
     for name, text in (("words", "Spell word number {}"), ("sums", "{}+1=")):
-        lines = [json.dumps({"problem": text.format(i), "answer": str(i + 1)}) for i in range(99)]
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+        lines = [{"problem": text.format(i), "answer": str(i + 1)} for i in range(99)]
+        write_lines(tmp_path / f"{name}.jsonl", lines)
     monkeypatch.setattr(Feed, "start", lambda *_: pytest.fail("processes were started"))
     monkeypatch.setitem(sys.modules, "wandb", None)  # as if it were not installed
     return taken
