@@ -117,8 +117,8 @@ def test_conform_finds_each_mistake_of_lesson_3_where_the_lesson_says(mistake, c
     assert not conformed(source.replace(wrong, right), "cispo token")[0]
 
 
-@pytest.mark.parametrize("name", ["nowhere:cispo", "loss:nothing", "my adapter"])
-def test_conform_says_that_there_is_no_such_function(name, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        conform.main([name])
-    assert f"{name} is not MODULE:FUNCTION" in capsys.readouterr().err
+def test_conform_says_that_there_is_no_such_function(capsys):
+    for name in ("nowhere:cispo", "loss:nothing", "my adapter"):
+        with pytest.raises(SystemExit, match="2"):
+            conform.main([name])
+        assert f"{name} is not" in capsys.readouterr().err

