@@ -101,7 +101,8 @@ class Sampling:
     )
     defaults: str = option(
         "auto",
-        "For flags not given; auto: toy for arithmetic, short for gym, else paper.",
+        "For flags not given, as `--defaults paper --help` shows; auto: toy for arithmetic, short"
+        " for gym, else paper.",
         names=lambda: PRESETS,
     )
     seed: int = option(
@@ -375,7 +376,7 @@ def trunk_dtype(settings: Sampling, device: str) -> torch.dtype:
 def parse(arguments: list[str], kind: type = Settings, description: str | None = None):
     """The settings, of type `kind`, that the flags say. `--help` prints the help and exits.
     ValueError, in one sentence, for flags and values that are impossible."""
-    settings = read_flags(kind, arguments, starting_values, description, presets=PRESETS)
+    settings = read_flags(kind, arguments, starting_values, description)
     if kind is Settings and settings.resume:
         settings = resumed(read_settings(settings.resume), settings)
     refuse_impossible(settings)

@@ -29,15 +29,13 @@ def read_flags(
     starting_values: Callable | None = None,
     description: str | None = None,
     others: bool = False,
-    presets: dict[str, dict] | None = None,
 ):
     """An instance of the dataclass `kind` with the values that the flags give. If a field is a
     dataclass itself, its fields are flags too. A field without a default takes the arguments that
     are no flags, wherever they stand.
 
     starting_values: a function that returns values of other fields, by name, for the instance with
-    the values of the flags and the defaults of the fields. presets: values of some fields by the
-    name of a preset, for the help. With `others`, returns a pair: the
+    the values of the flags and the defaults of the fields. With `others`, returns a pair: the
     instance, and the arguments that `kind` has no flag for. ValueError, in one sentence with the
     valid values or the nearest flag, if there is no such flag or value. `--help` prints the help,
     with the defaults that follow from the other flags, and exits.
@@ -53,7 +51,7 @@ def read_flags(
     given = vars(namespace)
     values = starting_values(fill(kind, given)) if starting_values else {}
     if len(texts) < len(arguments):
-        _parser(kind, description, values, presets).print_help()
+        _parser(kind, description, values).print_help()
         sys.exit(0)
     options = fill(kind, values | given)
     return (options, unknown) if others else options
@@ -82,7 +80,7 @@ def flag(field: str) -> str:
 
 
 def _parser(
-    kind: type, description: str | None, values: dict | None = None, presets: dict | None = None
+    kind: type, description: str | None, values: dict | None = None
 ) -> argparse.ArgumentParser:
     """values: the defaults that the help shows; of the other fields it shows those of the field."""
     parser = argparse.ArgumentParser(
@@ -93,7 +91,7 @@ def _parser(
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.error = _raise
-    _add_fields(parser, kind, values or {}, presets or {})
+    _add_fields(parser, kind, values or {})
     return parser
 
 
@@ -101,12 +99,12 @@ def _raise(message: str):
     raise ValueError(message.removeprefix("argument "))
 
 
-def _add_fields(parser: argparse.ArgumentParser, kind: type, values: dict, presets: dict) -> None:
+def _add_fields(parser: argparse.ArgumentParser, kind: type, values: dict) -> None:
     """Add the fields of a dataclass, under its name."""
     group = parser.add_argument_group(kind.__name__)
     for field in dataclasses.fields(kind):
         if dataclasses.is_dataclass(field.type):
-            _add_fields(parser, field.type, values, presets)
+            _add_fields(parser, field.type, values)
             continue
         metadata, value = field.metadata, values.get(field.name, field.default)
         members = [*metadata["names"]()] if "names" in metadata else _members(field.type)
@@ -123,12 +121,9 @@ def _add_fields(parser: argparse.ArgumentParser, kind: type, values: dict, prese
             )
             continue
 
-        # The help ends with the values of presets and the default.
-        for name, preset in presets.items():
-            if field.name in preset:
-                help += f"; {name}: {_in_words(preset[field.name])}"
         if value not in (None, ()):
-            help += f" (default: {_in_words(value)})"
+            words = " ".join(map(str, value)) if isinstance(value, tuple) else value
+            help += f" (default: {words})"
         if field.type is bool:
             group.add_argument(flag(field.name), action=argparse.BooleanOptionalAction, help=help)
             continue
@@ -155,11 +150,6 @@ def _add_fields(parser: argparse.ArgumentParser, kind: type, values: dict, prese
         if bool in members:
             off = flag(f"no_{field.name}")
             group.add_argument(off, dest=field.name, action="store_false", help="off")
-
-
-def _in_words(value) -> str:
-    """A value as it is given to a flag."""
-    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _members(kind) -> list:

@@ -161,12 +161,12 @@ def test_processes_that_take_turns_do_not_share_the_cores(monkeypatch, tmp_path)
 HELP = """
 --asynchrony TEXT pipeline-K | ppo-8
 --loss cispo.dapo.* the term | dapo
---learning-rate None.NUMBER None.*; paper: 5e-07; small: None | 5e-07
+--learning-rate None.NUMBER None | 5e-07
 --share-prompts, --no-share-prompts the | True
 """
 
 
-def test_help_shows_the_values_of_the_presets_and_of_the_recipe_that_is_named(monkeypatch, capsys):
+def test_help_shows_the_values_of_the_preset_and_of_the_recipe_that_are_named(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "400")
     with pytest.raises(SystemExit, match="^0$"):
         run_train(["--recipe", "base", "--defaults", "paper", "--help"])
