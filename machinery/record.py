@@ -30,9 +30,7 @@ from machinery.measures import Compute, Totals
 
 REMEMBERED = 10  # training lines that `warnings` looks at
 MOST_SKIPPED = 5  # steps in a row that were not finite; then the run ends
-# The share of the groups of a batch. If no more count in REMEMBERED steps, steps are mostly noise.
-FEW_GROUPS = 0.25
-FLAT_STEPS = 5  # steps in a row without any variance in the rewards
+ALIKE = 0.75  # the share of groups without variance; with more in REMEMBERED steps, few teach
 # KL of a step, divided by the entropy. Above this in two of three steps, most runs fell soon after.
 DRIFT = 2.0
 # Nats: an on-policy ratio that is off by 5 % on average is more than numerics.
@@ -279,11 +277,11 @@ def warnings(lines: list[dict], prompts_left: int, groups_per_step: int) -> dict
     """The warnings after a step, by what they are about; "failure" is why the run cannot go on.
     lines: the last training lines of the log, at most REMEMBERED. prompts_left: prompts that are
     not retired."""
-    now, texts, few = lines[-1], {}, FEW_GROUPS * groups_per_step
+    now, texts = lines[-1], {}
     skipped = [line["skipped"] for line in lines]
-    flat = [line["zero_variance_fraction"] == 1 for line in lines]
-    few_count = [
-        line["groups_counted"] <= few and line["pass_rate"] < loss.RETIRE_AT for line in lines
+    few = [
+        line["zero_variance_fraction"] >= ALIKE and line["pass_rate"] < loss.RETIRE_AT
+        for line in lines
     ]
     # A step in which nothing was trained on has no KL and no entropy, and is no drift.
     far = [(each["kl_estimate"] or 0) > DRIFT * (each["entropy"] or math.inf) for each in lines]
@@ -305,21 +303,15 @@ def warnings(lines: list[dict], prompts_left: int, groups_per_step: int) -> dict
             f" {groups_per_step} that a step takes, so each step trains on the same ones again and"
             " again; runs often fall from here on. With --least-prompts N solved ones come again"
         )
-    if sum(flat[-FLAT_STEPS:]) == FLAT_STEPS:
-        texts["flat"] = (
-            f"in each of the last {FLAT_STEPS} steps all completions of a prompt got the same"
-            " reward: there is nothing to learn from. The pass rate of this step is"
-            f" {now['pass_rate']:.2f}: near 0 the problems are too hard for the model"
-            " (docs/data.md: imitate first), or its answers are not found in what it writes;"
-            " near 1 they are too easy. `python -m tools.view` shows completions and verdicts"
-        )
-    elif sum(few_count) == REMEMBERED:
+    if sum(few) == REMEMBERED:
         texts["few groups"] = (
-            f"in each of the last {REMEMBERED} steps at most {FEW_GROUPS:.0%} of the groups"
-            " counted: the filter has left the others out, so few prompts decide where a step goes."
-            " More --prompts-per-step, larger groups (--completions-per-prompt),"
-            " or data that are solved now and then help; a smaller K of --asynchrony too, if the"
-            " policy moves fast"
+            f"in each of the last {REMEMBERED} steps {ALIKE:.0%} of the groups or more had equal"
+            " rewards, so few prompts decide where a step goes, or none. The pass rate of this step"
+            f" is {now['pass_rate']:.2f}: near 0 the problems are too hard for the model"
+            " (docs/data.md: imitate first), or its answers are not found in what it writes"
+            " (`python -m tools.view` shows it). Otherwise more --prompts-per-step, larger groups"
+            " (--completions-per-prompt), or data that are solved now and then help; a smaller K of"
+            " --asynchrony too, if the policy moves fast"
         )
     if now["skipped"]:
         texts["not finite"] = (

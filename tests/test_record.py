@@ -372,9 +372,8 @@ STEPS = {
     "truncated": {"truncated_fraction": 0.11},
     "far": {"kl_estimate": 2.1},
     "untrained": {"kl_estimate": None, "entropy": None},  # nothing counted
-    "flat": {"zero_variance_fraction": 1.0},
-    "few": {"groups_counted": 2},
-    "solved": {"groups_counted": 2, "pass_rate": 0.95},  # so few count
+    "few": {"zero_variance_fraction": 0.75},
+    "solved": {"zero_variance_fraction": 1.0, "pass_rate": 0.95},
     "skipped": {"skipped": 1},
 }
 # Steps, each so many times, and what is warned of after the last.
@@ -384,9 +383,6 @@ WARNINGS = """
 1 far, 1 healthy, 1 far | drift
 1 far, 2 healthy, 1 far |
 1 far, 2 untrained |
-4 flat |
-5 flat | flat
-4 flat, 1 healthy, 1 flat |
 9 few |
 10 few | few groups
 5 few, 1 solved, 4 few |
@@ -398,7 +394,7 @@ WARNINGS = """
 @pytest.mark.parametrize("made, about", rows(WARNINGS))
 def test_what_the_last_steps_are_warned_of(made, about):
     healthy = dict(step=9, truncated_fraction=0.1, kl_estimate=0.1, entropy=1.0, skipped=0)
-    healthy |= dict(zero_variance_fraction=0.5, pass_rate=0.4, groups_counted=4)
+    healthy |= dict(zero_variance_fraction=0.7, pass_rate=0.4)
     steps = []
     for times, kind in (each.split() for each in made.split(", ")):
         steps += [healthy | STEPS[kind]] * int(times)
