@@ -173,7 +173,7 @@ def train(rank: int, start: Start, run: Run | None = None) -> None:
 
         # 3. The gradient. It adds up over this rank's micro-batches and over the ranks. FSDP
         # divides by the number of ranks, but our weights need the sum.
-        totals = Totals(version, kept_rows(settings, step))
+        totals = Totals(kept_rows(settings, step))
         for micro_batch in micro_batches(
             batch.rollouts,
             counted_rows,

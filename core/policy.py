@@ -40,8 +40,8 @@ Parts = list[tuple[int, int]]  # parts of sequences: their tokens, and the token
 @dataclass(frozen=True)
 class MicroBatch:
     """Some sequences of a batch. A model that is fed token t predicts token t + 1. So column t of
-    inputs_BT is token t, and column t of the four tensors after it is about token t + 1. Token 0 is
-    the first of the prompt.
+    inputs_BT is token t, and column t of the three after it is about token t + 1. Token 0 is the
+    first of the prompt.
 
     If prompts are shared, column 0 is the last token of the prompt. It is fed with the prompt in
     prompts_PL, and only the columns after it are fed then.
@@ -51,7 +51,6 @@ class MicroBatch:
     targets_BT: Tensor  # int64: the token that is predicted
     sampled_BT: Tensor  # bool: the target was sampled (it is no prompt, not forced, no padding)
     generator_logprobs_BT: Tensor  # float32: log pi_gen of the target, recorded when it was sampled
-    versions_BT: Tensor  # int64: version of the parameters that sampled the target
     rows_B: Tensor  # int64: the place of each sequence among the rollouts of the batch
     parts: Parts  # what the trunk is fed
     # Only if prompts are shared: each distinct prompt is fed once.
@@ -120,7 +119,7 @@ def micro_batch(
     """The tensors of these rollouts, T wide; rows: their places in the batch. Padding is on the
     right, where a causal model never looks."""
     _, T = widths
-    dtypes = {"tokens": np.int64, "sampled": bool, "logprobs": np.float32, "versions": np.int64}
+    dtypes = {"tokens": np.int64, "sampled": bool, "logprobs": np.float32}
     columns = {name: np.zeros((len(rows), T + 1), dtype) for name, dtype in dtypes.items()}
     for i, rollout in enumerate(rollouts):
         start = len(rollout.request.prompt_ids)  # of the completion
@@ -134,7 +133,6 @@ def micro_batch(
         targets_BT=of_targets["tokens"],
         sampled_BT=of_targets["sampled"],
         generator_logprobs_BT=of_targets["logprobs"],
-        versions_BT=of_targets["versions"],
         rows_B=tensor(rows),
         parts=[(rollout.total_tokens - 1, 0) for rollout in rollouts],
     )

@@ -31,11 +31,10 @@ class Totals:
     """Sums over the sampled tokens that a step has trained on. Of kept rollouts (kept.py) also the
     values of each token."""
 
-    def __init__(self, version: int, kept_rows: set[int] = frozenset()):
-        self.version = version  # of the parameters that are trained
+    def __init__(self, kept_rows: set[int] = frozenset()):
         self.kept_rows = kept_rows  # which rollouts of the batch are kept
         self.sums = Counter()  # ints and floats, by name
-        self.counts = Counter()  # over how many tokens each sum is
+        self.count = 0  # of the tokens
         self.ratio_max = 0.0
         self.parts = []  # what the trunk was fed, as in `MicroBatch`
         # By the row of a rollout that is kept and was trained on: lists of a value of each token.
@@ -51,23 +50,14 @@ class Totals:
             return
         added = {name: tensor.item() for name, tensor in sums.items()}
         self.ratio_max = max(self.ratio_max, added.pop("ratio_max"))
-        added |= {"loss": value.item(), "entropy": entropies_N.sum().item()}
-        counts = dict.fromkeys(added, len(entropies_N))
-        # How far the policy has moved, by how many steps old a token is.
-        logprobs_N = logprobs_BT[m.sampled_BT]
-        log_ratios_N = (logprobs_N - m.generator_logprobs_BT[m.sampled_BT]).abs()
-        ages_N = self.version - m.versions_BT[m.sampled_BT]
-        for age in ages_N.unique().tolist():
-            of_age_N = log_ratios_N[ages_N == age]
-            counts[f"log_ratio_age_{age}"] = len(of_age_N)
-            added[f"log_ratio_age_{age}"] = of_age_N.sum().item()
-        self.sums.update(added)
-        self.counts.update(counts)
+        self.sums.update(added | {"loss": value.item(), "entropy": entropies_N.sum().item()})
+        self.count += len(entropies_N)
         self.parts += m.parts
 
         # The values of each token, if its rollout is kept.
         lengths = m.sampled_BT.sum(1).tolist()
-        of_rows = zip(m.rows_B.tolist(), logprobs_N.split(lengths), entropies_N.split(lengths))
+        of_each = (each.split(lengths) for each in (logprobs_BT[m.sampled_BT], entropies_N))
+        of_rows = zip(m.rows_B.tolist(), *of_each)
         for row, logprobs_T, entropies_T in of_rows:
             if row in self.kept_rows:
                 self.tokens[row] = {
@@ -81,7 +71,7 @@ class Totals:
         of_all, *others = from_all_ranks(self)
         for other in others:
             of_all.sums.update(other.sums)
-            of_all.counts.update(other.counts)
+            of_all.count += other.count
             of_all.parts += other.parts
             of_all.ratio_max = max(of_all.ratio_max, other.ratio_max)
             of_all.tokens |= other.tokens
@@ -91,13 +81,12 @@ class Totals:
         """Columns of the log: the loss, and means over the tokens. What loss.policy_loss sums under
         a name that is not known here has its mean under that name. If no token was trained on, the
         means are NaN, for which the log has null."""
-        sums, tokens = self.sums, self.counts["loss"]
+        sums, count = self.sums, self.count or math.nan
         columns = {"loss": sums["loss"] + 0.0}  # no int, and no -0.0
-        columns["ratio_max"] = self.ratio_max if tokens else None
-        all_squared = (tokens or math.nan) * sums["ratio_squared"]
-        columns["effective_sample_size"] = sums["ratio"] ** 2 / all_squared
+        columns["ratio_max"] = self.ratio_max if self.count else None
+        columns["effective_sample_size"] = sums["ratio"] ** 2 / (count * sums["ratio_squared"])
         for name in sorted({*sums, *NAMES} - {*NO_COLUMN}):
-            columns[NAMES.get(name, name)] = sums[name] / (self.counts[name] or math.nan)
+            columns[NAMES.get(name, name)] = sums[name] / count
         return columns
 
 

@@ -161,7 +161,6 @@ class Record:
             "off_policyness_mean": float(batch.ages_N.mean()),
             "off_policyness_max": int(batch.ages_N.max()),
             **completion_columns(batch.judged),
-            "groups_waiting": sum(group.finished for group in feed.under_way.values()),
             "prompts_retired": sum(len(order.retired) for order in feed.orders),
             "epoch": min(order.epoch for order in feed.orders),
             **self._rates(batch),

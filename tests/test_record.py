@@ -73,7 +73,7 @@ def test_the_clock_of_training_stands_in_validations_and_idle_time_adds_up(
         clock.return_value += seconds
         feed.busy_seconds += busy  # of both generators
         record.waited = 0.0, 0.25 * seconds
-        record.log_step(step, batch, Totals(FIRST), credit, {"skipped": 0, "groups_counted": 3})
+        record.log_step(step, batch, Totals(), credit, {"skipped": 0, "groups_counted": 3})
 
     assert compute.seconds == 0
     compute.started, feed.busy_seconds = 99.0, 1.0
