@@ -245,6 +245,7 @@ VERDICTS = {
         "{winner} is ahead at compute {C:.3g}: this data does not identify A of {unknown}"
     ),
     "unknown": "no difference that this data shows: it does not identify A of {unknown}",
+    "fell": "no curve describes {fallen}, which fell",
 }
 
 
@@ -254,7 +255,7 @@ class Comparison:
     %."""
 
     variants: tuple[str, str]  # names
-    kind: str  # a key of VERDICTS; the last two if a run is not `comparable`
+    kind: str  # a key of VERDICTS; the last three if a run is not `comparable`
     winner: str | None  # the variant that the verdict names
     verdict: str  # in a few words
     numbers: str = ""  # the reasons for the verdict, in words
@@ -276,12 +277,11 @@ def compare(variants: tuple[str, str], groups: Groups) -> Comparison:
     """The comparison of two variants: their names, and the list of Fits of each. `standing` Fits
     count."""
     groups = [standing(fits) for fits in groups]
-    of_those_not = lambda known: " and ".join(
-        variant
-        for variant, fits in zip(variants, groups)
-        if not all(getattr(fit, known) for fit in fits)
+    with_any = lambda wanted: " and ".join(
+        variant for variant, fits in zip(variants, groups) if any(map(wanted, fits))
     )
-    unknown, no_ceiling = of_those_not("comparable"), of_those_not("identified")
+    unknown = with_any(lambda fit: not fit.comparable)
+    no_ceiling, fallen = with_any(lambda fit: not fit.identified), with_any(lambda fit: fit.fell)
     C = min(fit.C_max for fits in groups for fit in fits)
     if unknown:
         kind, ahead, gap = decide_by_heights(groups, C)
@@ -290,7 +290,7 @@ def compare(variants: tuple[str, str], groups: Groups) -> Comparison:
         gap = difference_of_ceilings(*groups)
         kind, ahead, efficiency = decide(groups, gap)
     winner, other = variants[::ahead] if ahead else (None, None)
-    verdict = VERDICTS[kind].format(winner=winner, C=C, unknown=unknown)
+    verdict = VERDICTS[kind].format(winner=winner, C=C, unknown=unknown, fallen=fallen)
 
     numbers = ""
     if efficiency:
@@ -345,7 +345,8 @@ def decide_by_heights(groups: Groups, C: float) -> tuple[str, int, Estimate | No
     compute C, the last that all runs have reached. No curve describes a run that fell. Returns the
     difference of their heights, too."""
     if not all(fit.describes(C) for fits in groups for fit in fits):
-        return "unknown", 0, None
+        fell = any(fit.fell for fits in groups for fit in fits)
+        return "fell" if fell else "unknown", 0, None
     gap = difference_at(C, *groups)
     ahead = surely_higher(gap, groups, lambda fit: fit.points_at(C))
     if abs(gap[0]) < MARGIN:

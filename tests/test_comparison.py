@@ -77,6 +77,7 @@ def test_runs_that_fell_are_counted_and_left_out_of_a_comparison():
     result = compared([*whole, fallen], other)
     assert result.efficiency == compared(whole, other).efficiency
     assert result.verdict == "two is more efficient"
+    assert compared([fallen], other).verdict == "no curve describes one, which fell"
     assert asymptote_of([*whole, fallen]) == f"{asymptote_of(whole)}; 1 of 3 fell"
     (row,) = variants_table({"fallen": [fallen]}, (), 550.0)
     assert (row["A"]["text"], row["forecast at 550"]) == ("not identified; it fell", None)
