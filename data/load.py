@@ -85,8 +85,8 @@ PARTS = {
     "|held|hold",
 }
 ENDS = "out|outs|outset|ing|s|set|sets|data|split|mini|"  # testset, and held-out and heldout
-# What `datasets` writes beside the records.
-NO_RECORDS = r"dataset_dict\.json|dataset_infos?\.json|state\.json"
+# What save_to_disk of `datasets` writes beside the records.
+NO_RECORDS = r"dataset_dict\.json|dataset_infos?\.json|state\.json|cache-.*\.arrow"
 APART = "{} records are held out, as their place says"
 NOT_APART = "! {} records are not held apart, since no column of them holds a problem"
 OTHER_FORM = "! {} prompts ask for <answer>, and a box is judged: --system '' drops a system prompt"
@@ -382,6 +382,9 @@ def read_problems(
         first = found.setdefault((problem.key, problem.system), problem)
         if first is not problem:
             repeated.append(place)
+        if first.answer != problem.answer:
+            answers = f"{problem.answer!r:.60}, and not {first.answer!r:.60}"
+            told["! {} of these have another answer"].append(f"{place} has {answers}")
         asks = f"{problem.system}{problem.text}"
         if "<answer>" in asks.lower() and problem.task == mathematics.__name__:
             told[OTHER_FORM].append(place)

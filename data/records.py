@@ -1,4 +1,4 @@
-"""Records of JSONL, JSON, CSV and Parquet files, from a path or from the Hugging Face hub.
+"""Records of JSONL, JSON, CSV, Parquet and Arrow files, from a path or from the Hugging Face hub.
 What a column holds has a name of its own, as reward_model.ground_truth and messages.system."""
 
 import contextlib
@@ -14,6 +14,7 @@ FORMATS = {
     ".json": "record",
     ".csv": "line",
     ".parquet": "record",
+    ".arrow": "record",  # as save_to_disk of `datasets` writes them
 }
 ROLES = {"human": "user", "gpt": "assistant"}
 
@@ -61,10 +62,13 @@ def read_records(path: Path) -> Iterator[tuple[str, dict]]:
 
 def numbered_records(path: Path) -> Iterator[tuple[int, object]]:
     """What a file holds, with the numbers of lines or of records."""
-    if path.suffix == ".parquet":
+    if path.suffix in (".parquet", ".arrow"):
         import pyarrow.parquet
 
-        batches = pyarrow.parquet.ParquetFile(path).iter_batches(batch_size=64)
+        if path.suffix == ".arrow":
+            batches = pyarrow.ipc.open_stream(path.open("rb"))
+        else:
+            batches = pyarrow.parquet.ParquetFile(path).iter_batches(batch_size=64)
         yield from enumerate((row for batch in batches for row in batch.to_pylist()), 1)
         return
     text = path.read_text("utf-8-sig")

@@ -39,6 +39,9 @@ def write(path: Path, made: list[dict]) -> str:
         pyarrow.csv.write_csv(table, path)
     elif path.suffix == ".parquet":
         pyarrow.parquet.write_table(table, path)
+    elif path.suffix == ".arrow":
+        with pyarrow.ipc.new_stream(str(path), table.schema) as stream:
+            stream.write_table(table)
     else:
         path.write_text("\n".join(map(json.dumps, made)))
     return str(path)
@@ -338,6 +341,7 @@ def test_texts_that_differ_in_their_spelling_alone_are_one_problem(tmp_path):
     problems, notes = read(write(tmp_path / "a.jsonl", made))
     assert sorted(problem.answer for problem in problems) == ["0", "0", "1"]
     assert re.search(r"1 repeated .* the first: .*a\.jsonl, line 3", notes[1])
+    assert re.search(r"! 1 of these .*a\.jsonl, line 3 has '2', and not '0'", notes[2])
 
 
 # --- names and mixtures ---------------------------------------------------------------------------
@@ -463,8 +467,8 @@ def test_any_data_set_of_the_hub_and_any_folder_can_be_named(hub, tmp_path):
     folder = tmp_path / "folder"
     answers = lambda name: {each.answer for each in load_evaluation(name, 9).validation}
     write(folder / "algebra.jsonl", records(40))
-    write(folder / "a" / "dataset_info.json", [{"features": "x"}])  # as `datasets` does
-    write(folder / "a" / "train.parquet", records(40, start=50))
+    write(folder / "a" / "dataset_info.json", [{"features": "x"}])  # as save_to_disk does
+    write(folder / "a" / "train.arrow", records(40, start=50))
     source = load(str(folder))
     assert len(source.train + source.validation) == 80
     write(folder / "valid" / "a.json", records(2, start=100))
