@@ -40,6 +40,8 @@ def report(fit: Fit, predict: Sequence[float] = ()) -> dict:
         numbers |= dict.fromkeys(("A", "B", "C_mid"))
     return numbers | {
         "name": series.name,
+        "C_max_over_C_mid": fit.reach,
+        "sse": fit.squares,
         "n_points": len(fit.x),
         "x": series.x_name,
         "y": series.y_name,
@@ -50,6 +52,7 @@ def report(fit: Fit, predict: Sequence[float] = ()) -> dict:
             for C in (*predict, 2 * fit.C_max)
         ],
         "going_on": gain_of_twice(fit),
+        "baselines": {"power_law": dict(zip("ADB", fit.power_law))},
         "record": record,
     }
 

@@ -25,14 +25,16 @@ from curve.files import write_whole
 
 def new_folder(settings: Settings) -> Path:
     """The path of a new run's folder: runs/NAME of --name, or the first of runs/NAME, runs/NAME-2,
-    runs/NAME-3, ... that does not exist. ValueError if --name names one that holds anything."""
+    runs/NAME-3, ... that does not exist. ValueError if --name names one that holds anything, but
+    for what a run leaves that was killed before its first validation."""
     name, number = settings.name or name_of(settings), 1
     folder = Path("runs", name)
     while folder.exists() and settings.name is None:
         number += 1
         folder = Path("runs", f"{name}-{number}")
+    files = {*os.listdir(folder)} if folder.exists() else set()
     refuse(
-        folder.exists() and os.listdir(folder),
+        files - {"lock", "config.json", "log.jsonl"} or lines_of_log(folder),
         f"{folder} holds another run; choose another --name, or move it away",
     )
     return folder

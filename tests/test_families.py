@@ -220,7 +220,8 @@ gemma3_text | | True
 
 
 @pytest.mark.parametrize("family, said, shares", rows(FORBIDDEN))
-def test_a_run_says_what_a_model_forbids(capsys, family, said, shares):
+def test_a_run_says_what_a_model_forbids(monkeypatch, capsys, family, said, shares):
+    monkeypatch.setattr("machinery.run.devices_here", lambda _: (["cuda:0"], ["cuda:0"]))
     chosen = settings_of_the_run(Settings(learning_rate=1e-3), random_model(family))
     lines = capsys.readouterr().err
     assert said in lines and str(chosen.share_prompts) == shares

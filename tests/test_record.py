@@ -238,13 +238,18 @@ def test_data_and_weights_that_have_changed_and_a_folder_in_use_are_refused(resu
         run_train(RESUME)
 
 
-def test_a_name_may_be_the_path_of_an_empty_folder(tmp_path, monkeypatch, capsys):
-    """Its file system may have no locks."""
+def test_what_a_run_leaves_that_has_measured_nothing_is_free_and_a_name_may_be_a_path(
+    tmp_path, monkeypatch, capsys
+):
+    """The file system of that path may have no locks."""
     error, chosen = OSError(errno.ENOLCK, "No locks available"), parse(["--name", str(tmp_path)])
     monkeypatch.setattr("fcntl.flock", Mock(side_effect=error))
-    assert new_folder(chosen) == tmp_path
     lock_folder(tmp_path).close()
     assert f"{tmp_path} cannot be locked ([Errno {errno.ENOLCK}]" in capsys.readouterr().err
+    write_config(tmp_path, chosen)
+    (tmp_path / "log.jsonl").touch()
+    assert new_folder(chosen) == tmp_path
+    write_lines(tmp_path / "log.jsonl", [{"kind": "validation", "step": 0}])
     with pytest.raises(ValueError, match="holds another run"):
         new_folder(chosen)
 
