@@ -111,11 +111,16 @@ def matmul_parameters(model: PreTrainedModel) -> int:
 def attention_widths(model: PreTrainedModel) -> dict[int | None, int]:
     """How many numbers a pair of positions is multiplied with, a token's and one that it attends
     to: the keys and the values of all heads, in all layers with this window (`windows`)."""
-    config = model.config.get_text_config()
-    usual = config.hidden_size // config.num_attention_heads
-    keys = config_value(model, usual, "qk_head_dim", "head_dim")
-    width = config.num_attention_heads * (keys + config_value(model, keys, "v_head_dim"))
-    return {window: width * layers for window, layers in Counter(windows(model)).items()}
+    config, of_layers, widths = model.config.get_text_config(), windows(model), Counter()
+    layers = [*getattr(config, "per_layer_config", ())]  # Gemma 4 has heads of two sizes
+    if len(layers) != len(of_layers):
+        layers = [config] * len(of_layers)
+    for window, layer in zip(of_layers, layers):
+        entry = lambda name, usual, layer=layer: getattr(layer, name, None) or usual
+        usual = layer.hidden_size // layer.num_attention_heads
+        keys = entry("qk_head_dim", entry("head_dim", usual))
+        widths[window] += layer.num_attention_heads * (keys + entry("v_head_dim", keys))
+    return widths
 
 
 def pairs(parts: Parts, window: int | None) -> int:

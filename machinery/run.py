@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 import loss
 from core import lora
-from core.attention import recurrent
+from core.attention import attention_on_gpu, recurrent
 from core.check import refuse_unfit
 from core.engine import EngineSettings, engine_settings
 from core.feed import Feed, Prompts
@@ -223,6 +223,11 @@ def settings_of_the_run(asked: Settings, model: PreTrainedModel) -> Settings:
     if asked.share_prompts and why_not:
         say(f"Prompts are not shared: this model {why_not}.")
         changes["share_prompts"] = False
+    if "cpu" not in devices_here(asked)[1] and attention_on_gpu(model) == "grouped":
+        say(
+            "Attention takes memory by the square of the length: no fused kernel has the cap or the"
+            " sinks that this model's has."
+        )
     return dataclasses.replace(asked, **changes)
 
 

@@ -213,6 +213,8 @@ def test_both_commands_try_the_model_before_anything_is_written(here, run, flags
 
 # A family, what is said of it, and the setting share_prompts.
 FORBIDDEN = """
+gemma2 | memory by the square | True
+gpt_oss | memory by the square | True
 lfm2 | this model has states | False
 mpt | the place in the cache for the position | False
 gemma3_text | | True
