@@ -140,7 +140,7 @@ def train(rank: int, start: Start, run: Run | None = None) -> None:
     # step measures R0, where the curve begins.
     version = start.step
     publish(policy, parameters, version, rank)
-    from_rank_0(run.begin)
+    from_rank_0(run.begin, version)
     if from_rank_0(run.wants_validation, version):
         run.validate(version, policy, settings)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from tqdm import tqdm
 
 import loss
 from core.rollouts import Request, Rollout
@@ -213,13 +214,17 @@ def make_requests(
 
 
 def sample_all(engine: Engine, requests: list[Request]) -> list[Rollout]:
-    """The rollouts of these requests, in their order, all sampled with the present parameters."""
+    """The rollouts of these requests, in their order, all sampled with the present parameters. A
+    terminal shows how far it is."""
     engine.add(requests)
-    by_seed, progress = {}, Progress("sampling: completion", len(requests))
-    while engine.unfinished:
-        for rollout in engine.step():
-            by_seed[rollout.request.seed] = rollout
-        progress.show(len(by_seed))
+    by_seed = {}
+    with tqdm(
+        desc="sampling", total=len(requests), unit="completion", leave=False, disable=None
+    ) as bar:
+        while engine.unfinished:
+            for rollout in engine.step():
+                by_seed[rollout.request.seed] = rollout
+                bar.update()
     return [by_seed[request.seed] for request in requests]
 
 

@@ -18,7 +18,7 @@ import loss
 from core.engine import Decoding, EngineSettings, make_requests
 from core.generators import Generator, GeneratorFailed, GeneratorHere, start_generator
 from core.rollouts import Group, Rollout, SharedParameters
-from core.screen import Progress, say, warn
+from core.screen import say, warn
 from core.settings import Settings
 from core.text import completion_text, prompt_ids
 from data.load import Source, fingerprint
@@ -26,6 +26,7 @@ from data.verify import Verdict, VerifierHere, VerifierPool, no_verdict_at_all
 
 # The second number of each seed, so that no two draws have the same noise.
 TRAINING, VALIDATION, ORDER = 0, 1, 2
+SAY_EVERY = 30.0  # seconds, of a validation
 FEW_VERDICTS = 4  # a batch that wants no more verdicts than this may miss all of them by chance
 
 
@@ -304,10 +305,13 @@ class Feed:
                 groups.append(self._group(number, source, problem_index, generator, version))
         self.validating = dict(enumerate(groups))
         self._send(groups)
-        go_on, progress = True, Progress("validation: problem", len(groups))
+        go_on, said = True, time.monotonic()
         while go_on and not all(group.finished for group in groups):
             go_on = self._take_in()
-            progress.show(sum(group.finished for group in groups))
+            if time.monotonic() - said > SAY_EVERY:
+                said = time.monotonic()
+                finished = sum(group.finished for group in groups)
+                say(f"validation: {finished} of {len(groups)} problems")
         self.validating = {}
         return groups if go_on and self._judged(groups) else None
 

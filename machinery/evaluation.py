@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 import numpy as np
+from tqdm import tqdm
 
 from core.rollouts import Rollout
 from core.settings import model_path, run_of
@@ -28,7 +29,8 @@ def judge_all(
         for i, (rollout, text) in enumerate(zip(rollouts, texts))
         if not rollout.truncated
     ]
-    verdicts = dict(pool.judge(to_judge))
+    judging = tqdm(pool.judge(to_judge), "judging", len(to_judge), leave=False, disable=None)
+    verdicts = dict(judging)
     if failure := no_verdict_at_all([*verdicts.values()]):
         raise ValueError(failure)
     return [verdicts.get(i, Verdict(0.0)) for i in range(len(rollouts))]

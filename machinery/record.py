@@ -1,8 +1,8 @@
 """The log of a run, on rank 0: runs/NAME/log.jsonl, one flat object a line. docs/log.md explains
 every column.
 
-With each line more is written: some rollouts (machinery/kept.py), the progress, a tracker. And it
-is warned of what often comes before a run goes wrong; docs/findings.md says how each was found.
+With each line more is written: some rollouts (machinery/kept.py), the progress bar, a tracker. And
+it is warned of what often comes before a run goes wrong; docs/findings.md says how each was found.
 """
 
 import contextlib
@@ -115,7 +115,7 @@ class Record:
         self.waited = (0.0, 0.0)
         self.seconds = 0.0  # of training in this process, until the last line
         self.late = 0.0  # seconds of a generator's work that no line has counted yet
-        self.progress = None  # a Progress, as soon as training begins
+        self.progress = None  # a progress bar, as soon as training begins
         self.failure = ""  # why the run cannot go on
 
     @property
@@ -232,7 +232,7 @@ class Record:
 
     def _show(self, step: int, texts: dict) -> None:
         """Say each warning that has a text on the screen and in the log, the first time in this
-        process. And how far the run is."""
+        process. And move the progress bar."""
         for about, text in texts.items():
             if text and warn(about, text):
                 self.log.add({"kind": "warning", "step": step, "about": about, "text": text})
@@ -249,7 +249,7 @@ class Record:
                 f"off-policy {now['off_policyness_mean']:.1f}",
                 f"{seconds:.1f} s a step, {left:.0f} minutes left",
             ]
-        self.progress.show(step, *words)
+        self.progress.show(step, ", ".join(words))
 
 
 # --- columns --------------------------------------------------------------------------------------

@@ -326,8 +326,9 @@ class Run:
 
     # Which rank 0 answers
 
-    def begin(self) -> None:
-        """Start the generators, say who has which devices, and start the clock of training."""
+    def begin(self, version: int) -> None:
+        """Start the generators, say who has which devices, and start the clock of training and the
+        progress bar."""
         self.feed.start()
         generators = [
             f"{engine.device} with {generator.slots} slots"
@@ -336,7 +337,7 @@ class Run:
         trainers = devices_here(self.settings)[1]
         say(f"devices: generators {', '.join(generators)}; trainers {', '.join(trainers)}")
         self.record.compute.started = time.monotonic()
-        self.record.progress = Progress("training: step", self.settings.steps)
+        self.record.progress = Progress("training", self.settings.steps, version)
 
     def batch(self, version: int) -> list[Group] | None:
         """The groups to train this version of the parameters on. None if the run ends."""
@@ -369,6 +370,7 @@ class Run:
         """Stop the clock of training, and note why the run is over, if it came to its end. Returns
         whether a checkpoint is missing."""
         self.record.compute.ended = time.monotonic()
+        self.record.progress.close()
         if not self.over():
             retired = f"Every prompt has been retired (pass rate >= {loss.RETIRE_AT})"
             self.reason = self._comes_to_its_end(version) or retired

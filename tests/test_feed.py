@@ -310,7 +310,7 @@ def test_a_validation_is_all_held_out_problems_with_their_own_seeds_at_each_step
     monkeypatch, capsys
 ):
     """It says how far it is."""
-    monkeypatch.setattr("core.screen.SAY_EVERY", 0.0)
+    monkeypatch.setattr(core.feed, "SAY_EVERY", 0.0)
     feed = StandInFeed("pipeline-2", numbers=(40, 20))
     trained = sum(make_steps(feed, 0, 2), [])
     under_way, seeds = {*feed.under_way}, []
@@ -321,7 +321,7 @@ def test_a_validation_is_all_held_out_problems_with_their_own_seeds_at_each_step
         seeds.append([rollout.request.seed for group in groups for rollout, _ in group.judged()])
         assert {*feed.under_way} == under_way and not feed.validating
     assert seeds[0] == seeds[1] != seeds[2] and len({*seeds[0]}) == 16
-    assert "validation: problem 8 of 8\n" in capsys.readouterr().err
+    assert "validation: 8 of 8 problems" in capsys.readouterr().err
     of_training = [*trained, *feed.under_way.values()]
     assert feed.sampled_tokens == 2 * sum(len(group.rollouts) for group in of_training)
 

@@ -123,7 +123,7 @@ def imitate(
     mean cross entropy of the learned tokens. After a warm-up the learning rate falls to a tenth."""
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.01)
     warmup = min(50, steps // 10 + 1)
-    progress = Progress("imitation: step", steps)
+    progress = Progress("imitation", steps)
     for step, batch in enumerate(batches):
         factor = min((step + 1) / warmup, 1 - 0.9 * step / steps)
         optimizer.param_groups[0]["lr"] = learning_rate * factor
@@ -136,6 +136,7 @@ def imitate(
         optimizer.step()
         optimizer.zero_grad()
         progress.show(step + 1, f"loss {loss.item():.3f}")
+    progress.close()
 
 
 if __name__ == "__main__":
