@@ -135,6 +135,8 @@ def train(rank: int, start: Start, run: Run | None = None) -> None:
     if start.checkpoint:
         read_moments(optimizer, start.checkpoint / "optimizer.safetensors")
     scale = loss_scale(settings, device, start.checkpoint)
+    if device.type == "cuda":
+        parameters.pin()
 
     # The generators start with the parameters of the first version. A validation before the first
     # step measures R0, where the curve begins.

@@ -23,13 +23,15 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from core.model import load_model
 from core.policy import micro_batches
+from core.rollouts import SharedParameters
 from core.settings import Settings
-from docs.make_base import make_tokenizer
+from docs.make_base import BASE_MODEL, make_tokenizer
 from machinery import ranks, trainer
 
 # The seconds of each step at most; 570 of all together (1,140 with vLLM).
 LIMITS = {
     "machine": 40,
+    "locked_memory": 40,
     "attention": 40,
     "trainer_tests": 150,
     "default_run": 105,
@@ -132,6 +134,24 @@ def test(file: str, which: str) -> None:
 def machine() -> None:
     """What there is."""
     tell("torch, GiB of the GPU that are taken", "below 1", torch.__version__, memory())
+
+
+def locked_memory() -> None:
+    """Parameters in shared memory are locked and given back, again and again: each copy holds its
+    own numbers, and none of what was at its address before."""
+    model, reader = load_model(str(BASE_MODEL)), load_model(str(BASE_MODEL)).to(DEVICE)
+    wrong = 0
+    for version in range(20):
+        for parameter in model.parameters():
+            parameter.data.fill_(version)
+        shared = SharedParameters(model)
+        if ON_GPU:
+            shared.pin()
+        shared.write(model.named_parameters(), version)
+        shared.read_into(reader)
+        wrong += any((parameter != version).any() for parameter in reader.parameters())
+        del shared
+    tell("wrong copies of 20", "0", wrong)
 
 
 def attention() -> None:

@@ -152,6 +152,8 @@ def generator_process(
     os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     belong_to_the_run()
     try:
+        if settings.device != "cpu":
+            parameters.pin()
         sampler = Sampler(settings, parameters)
         reports.put(Report(slots=sampler.engine.slots))
         reported = time.monotonic()

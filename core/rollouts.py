@@ -9,7 +9,9 @@ Version v of the parameters is what v optimizer steps have made. All times are r
 `time.monotonic`, a clock that the processes of a machine share.
 """
 
+import contextlib
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -19,6 +21,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from core.screen import warn
 from data import Problem
 from data.verify import Verdict
 
@@ -201,13 +204,15 @@ class SharedParameters:
         return {name: part.view(shape) for (name, shape), part in parts}
 
     def on(self, device: torch.device, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
-        """These parameters by name, each copied to the device when its turn comes. They stay in
-        fp32, and the caller casts: a copy to a GPU would cast on the CPU first. A reader whose head
-        is not tied to its embedding asks for the head by a name that is not stored here. It gets
-        the weight that is the head here."""
+        """These parameters by name, each copied to the device when its turn comes; at the end all
+        copies are made. They stay in fp32, and the caller casts: a copy to a GPU would cast on the
+        CPU first. A reader whose head is not tied to its embedding asks for the head by a name that
+        is not stored here. It gets the weight that is the head here."""
         views = self.views()
         for name in names:
-            yield name, views.get(name, views[self.head_name]).to(device)
+            yield name, views.get(name, views[self.head_name]).to(device, non_blocking=True)
+        if device.type != "cpu":
+            torch.cuda.synchronize(device)
 
     @property
     def version(self) -> int:
@@ -265,3 +270,19 @@ class SharedParameters:
                 parameters[name].copy_(values)
 
         return self.read(copy)
+
+    def pin(self) -> None:
+        """Lock the memory for this process, as long as this object is there: copies to and from its
+        GPU then run at the full speed of the bus. If the driver refuses, a warning says so, and
+        they are slower."""
+        cuda, address = torch.cuda.cudart(), self.flat.data_ptr()
+        try:
+            torch.cuda.check_error(cuda.cudaHostRegister(address, self.flat.nbytes, 0))
+            # Otherwise copies would go to these pages for ever, whatever lies at their address.
+            unlock = weakref.finalize(self, cuda.cudaHostUnregister, address)
+            unlock.atexit = False  # the driver ends then too
+        except torch.cuda.CudaError as error:
+            warn("pin", f"the driver does not lock shared memory ({error}): copies are slower")
+            # CUDA keeps the error, and the next kernel would raise it.
+            with contextlib.suppress(RuntimeError):
+                torch.zeros(1, device="cuda")

@@ -21,8 +21,10 @@ def modules(tmp_path_factory):
 
 def test_gpu_writes_what_it_sees_at_once(modules):
     gpu = modules["gpu"]
-    gpu.attention()
-    assert (gpu.OUT / "table.md").read_text().count("kernel") == 2
+    for step in (gpu.machine, gpu.locked_memory, gpu.attention):
+        step()
+        table = (gpu.OUT / "table.md").read_text()
+    assert "| wrong copies of 20 | 0 | 0 |" in table and table.count("kernel") == 2
     assert all(step in vars(gpu) for step in gpu.LIMITS)
 
 

@@ -128,9 +128,9 @@ def test_a_generator_that_stops_or_dies_in_the_middle_of_a_report_is_seen(sent):
 
 
 class Tells:
-    """The name of an engine. A generator that looks at it says what it sees."""
+    """Parameters. A generator that has a GPU locks their memory first, and says what it sees."""
 
-    def __eq__(self, _):
+    def pin(self):
         settings = sys._getframe(1).f_locals["settings"]
         raise RuntimeError(f"{os.environ['CUDA_VISIBLE_DEVICES']} as {settings.device}")
 
@@ -142,8 +142,8 @@ def test_a_generator_sees_its_own_gpu_alone(monkeypatch, visible, device, seen):
     """The trainer sees all of them."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     before = dict(os.environ)
-    engine = EngineSettings("model", device, "float32", 1, 8, None, Tells())
-    generator = start_generator(0, engine, None)
+    engine = EngineSettings("model", device, "float32", 1, 8, None)
+    generator = start_generator(0, engine, Tells())
     assert dict(os.environ) == before
     assert generator.process.name.endswith(device)
     assert f"{seen} as cuda:0" in generator.reports.get(timeout=300).error

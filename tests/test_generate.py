@@ -11,7 +11,7 @@ import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import Mock
+from unittest.mock import Mock, call
 
 import pytest
 import torch
@@ -101,14 +101,39 @@ def test_pitfall_12_a_version_is_of_every_rank_and_a_writer_that_died_is_a_time_
         shared.read_into(model)
 
 
-def test_parameters_go_to_a_device_as_they_are_and_are_cast_there(models):
-    """A copy from a CPU that casts would do that on the CPU. A reader may have a head of its own.
-    Checked on torch's device without memory."""
-    model = load_model(models["llama-grouped-tied"])
+@pytest.mark.parametrize("refused", [False, True])
+def test_memory_is_locked_as_long_as_its_object_is_there_or_a_warning_comes(
+    models, monkeypatch, capsys, refused
+):
+    """Locked for longer, copies would go to its pages, whatever lies at their address. And CUDA
+    keeps an error until it is asked for: a first kernel takes it."""
+    parameters, cuda = SharedParameters(load_model(models["llama"])), Mock(CudaError=OSError)
+    address = parameters.flat.data_ptr()
+    cuda.check_error.side_effect = OSError("it is full") if refused else None
+    cuda.zeros.side_effect = RuntimeError("CUDA error: it is full")
+    monkeypatch.setattr("torch.cuda", cuda)
+    monkeypatch.setattr("torch.zeros", cuda.zeros)
+    parameters.pin()
+    assert ("(it is full)" in capsys.readouterr().err) == cuda.zeros.called == refused
+    unlock = cuda.cudart().cudaHostUnregister
+    assert not unlock.called
+    del parameters
+    assert unlock.mock_calls == ([] if refused else [call(address)])
+
+
+def test_parameters_go_to_a_device_as_they_are_and_are_cast_there(models, monkeypatch):
+    """A copy from a CPU that casts would do that on the CPU. And the copies have ended before the
+    reader asks whether the version was complete. A reader may have a head of its own. Checked on
+    torch's device without memory."""
+    model, asked = load_model(models["llama-grouped-tied"]), Mock()
     shared = parameters_of(model)
+    monkeypatch.setattr("torch.cuda.synchronize", asked.synchronize)
+    monkeypatch.setattr(shared, "holds", asked.holds)
     ((_, head),) = shared.on(torch.device("meta"), ["lm_head.weight"])
     assert (head.dtype, head.shape) == (torch.float32, model.lm_head.weight.shape)
     assert shared.read_into(model.bfloat16().to("meta")) == 0
+    order = [name for name, *_ in asked.mock_calls]
+    assert order == ["synchronize", "holds", "synchronize", "holds"]
 
 
 # --- texts ----------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -94,6 +95,7 @@ def answer_for_cuda(gpus: int) -> None:
         assert 0 <= index < gpus, f"CUDA error: invalid device ordinal {index}"
         torch._C._accelerator_setDeviceIndex(index)
 
+    done = lambda *_: 0
     answers = dict(
         is_available=lambda: gpus > 0, is_initialized=lambda: gpus > 0, device_count=lambda: gpus,
         current_device=current, set_device=set_device,
@@ -101,8 +103,9 @@ def answer_for_cuda(gpus: int) -> None:
         get_rng_state=lambda *_: torch.get_rng_state(),
         set_rng_state=lambda state, *_: torch.set_rng_state(state),
         get_device_capability=lambda *_: (9, 0), _is_in_bad_fork=lambda: False,
+        cudart=lambda: SimpleNamespace(cudaHostRegister=done, cudaHostUnregister=done),
     )  # fmt: skip
-    nothing = "synchronize init empty_cache manual_seed manual_seed_all"
+    nothing = "synchronize init empty_cache manual_seed manual_seed_all check_error"
     nothing += " set_per_process_memory_fraction"
     # Each a function of its own, as torch.compile's tables want it.
     answers |= {name: lambda *_: 0 for name in nothing.split()}
