@@ -14,8 +14,7 @@ from tqdm import tqdm
 
 import loss
 from core.rollouts import Request, Rollout
-from core.screen import Progress
-from core.settings import Sampling, Settings, cpu_threads, refuse, trunk_dtype
+from core.settings import PRESETS, Sampling, Settings, cpu_threads, refuse, trunk_dtype
 
 
 @dataclass(frozen=True)
@@ -245,6 +244,7 @@ class EngineSettings:
     # Share of the GPU that vLLM takes for weights and cache. None: what is free when it starts.
     memory: float | None = None
     vllm_options: str = "{}"  # more of vLLM's EngineArgs, in JSON
+    may_halve: bool = False  # whether TorchEngine may have fewer slots, if these do not fit
 
 
 def engine_settings(
@@ -266,11 +266,12 @@ def engine_settings(
         device=device,
         dtype=trunk_dtype(settings, device),
         threads=cpu_threads(settings),
-        slots=settings.slots or Settings.slots,  # None in runs of before
+        slots=settings.slots or PRESETS[settings.defaults].get("slots", Settings.slots),
         decoding=decoding,
         engine=engine,
         memory=settings.generator_memory,
         vllm_options=settings.vllm_options,
+        may_halve=settings.slots is None and not on_cpu,
     )
 
 

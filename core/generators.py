@@ -20,7 +20,7 @@ from core.engine import Engine, EngineSettings, NoEngine
 from core.model import load_model, put_on_device
 from core.processes import belong_to_the_run, signals_deferred
 from core.rollouts import Report, Request, Rollout, SharedParameters
-from core.torch_engine import TorchEngine
+from core.torch_engine import TorchEngine, engine_that_fits
 from core.vllm_engine import VllmEngine
 
 # --- the trainer's side ---------------------------------------------------------------------------
@@ -232,7 +232,8 @@ def make_engine(settings: EngineSettings, model: PreTrainedModel | None = None) 
         return VllmEngine(settings)
     model, device = model or load_model(settings.model), torch.device(settings.device)
     put_on_device(model, device, settings.dtype, settings.decoding.fp32_logits)
-    return TorchEngine(model, settings.decoding, settings.slots)
+    make = engine_that_fits if settings.may_halve else TorchEngine
+    return make(model, settings.decoding, settings.slots)
 
 
 def out_of_memory(error: BaseException) -> str:

@@ -140,7 +140,10 @@ class Sampling:
         "auto",
         "of the trunk; auto: float32 on a CPU, bfloat16 on a GPU, or float16 if it has no bfloat16",
     )
-    slots: int = option(512, "sequences that a generator decodes at once")
+    slots: int | None = option(
+        512,
+        "sequences that a generator decodes at once; on a GPU fewer, if they do not fit",
+    )
     generator_memory: float | None = option(
         None, "share of a GPU that vLLM takes; by default what is free, .9 at most"
     )
@@ -282,7 +285,7 @@ class GenerateCommand(Sampling):
 
 
 # On a GPU a preset has none of these, and a run tries what fits (machinery/trainer.py).
-BY_MEMORY = ("gradient_checkpointing", "tokens_per_micro_batch")
+BY_MEMORY = ("slots", "gradient_checkpointing", "tokens_per_micro_batch")
 
 # A resumed run may change these: when it ends, how often it writes, devices and what they hold,
 # patience, where the model is (its checksum decides), and --least-prompts, if it has run out of

@@ -14,7 +14,7 @@ import loss
 from core.attention import masks, most_positions, padded, recurrent
 from core.engine import Decoding, Engine, NoEngine
 from core.model import head_of
-from core.rollouts import Rollout, SharedParameters
+from core.rollouts import Request, Rollout, SharedParameters
 
 PROMPT_TOKENS_AT_ONCE = 16_384  # of prompts, in a forward
 
@@ -222,3 +222,28 @@ class TorchEngine(Engine):
             self.live[left:] = False
             to_n, slots_n = torch.from_numpy(np.stack([gaps, movers])).to(self.device)
             self.cache.move(to_n, slots_n)
+
+
+@torch.inference_mode()
+def engine_that_fits(model: PreTrainedModel, decoding: Decoding, slots: int) -> TorchEngine:
+    """An engine with so many slots, or with a half, a quarter and so on of them: as many as its
+    device has memory for. torch.OutOfMemoryError if none fits."""
+    vocabulary = model.config.get_text_config().vocab_size
+    while True:
+        engine = TorchEngine(model, decoding, slots)
+        try:
+            # All the memory that it can ever need: long prompts that all differ, then a step at the
+            # end of the longest completions. Nothing of it is kept.
+            prompts = [[i % vocabulary] * decoding.prompt_budget for i in range(slots)]
+            engine.add([Request(0, 0, prompt, 0, (0,)) for prompt in prompts])
+            engine._admit()
+            engine.progress["num_tokens"] = decoding.longest_completion
+            engine._sample(engine._hidden())
+            engine.live[:] = False
+            return engine
+        except torch.OutOfMemoryError:
+            if slots == 1:
+                raise
+        del engine
+        torch.cuda.empty_cache()
+        slots //= 2

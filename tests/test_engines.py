@@ -339,6 +339,8 @@ def test_vllm_is_taken_for_gpus_if_it_is_installed(monkeypatch):
         assert (made("cpu").engine, made("cuda:1").engine) == ("torch", on_a_gpu)
     with pytest.raises(ValueError, match="not installed; `pip install -r requirements-vllm.txt`"):
         made("cuda:0", engine="vllm")
+    halves = made("cuda:0", slots=None), made("cuda:0", slots=9), made("cpu", slots=None)
+    assert [settings.may_halve for settings in halves] == [True, False, False]
 
 
 @needs_vllm

@@ -121,12 +121,13 @@ def test_a_value_comes_from_its_flag_the_recipe_or_the_preset_that_suits_the_dat
 
 def test_on_a_gpu_its_memory_chooses_what_no_flag_gives(monkeypatch):
     chosen = lambda *flags: [getattr(parse([*flags]), name) for name in settings_module.BY_MEMORY]
-    assert chosen() == [False, 4096]
-    assert chosen("--data", "gsm8k") == [True, 32_768]
+    assert chosen("--slots", "9") == [9, False, 4096]
+    assert chosen("--data", "gsm8k", "--slots", "9") == [9, True, 32_768]
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     for arguments in ([], ["--data", "gsm8k"], ["--data", "gsm8k", "--defaults", "small"]):
-        assert chosen(*arguments) == [None, None]
-    assert chosen("--no-gradient-checkpointing") == [False, None]
+        assert chosen(*arguments, "--slots", "9") == [9, None, None]
+    assert chosen("--no-gradient-checkpointing") == [None, False, None]
+    assert parse([], GenerateCommand).slots is None
 
 
 # Flags, and the threads of each process on eight cores.
