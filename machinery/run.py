@@ -34,6 +34,7 @@ from core.settings import (
     devices_here,
     model_path,
     rate_factor,
+    read_settings,
     read_sources,
     refuse,
     refuse_few_problems,
@@ -174,9 +175,12 @@ def who_does_what(ready: Ready, place: Place) -> Roles:
     parameters, stop = SharedParameters(model, len(devices_here(settings)[1])), Stop()
     feed = Feed(settings, prompts, engines, parameters, stop.asked, state)
     compute = compute_of(settings, model)
-    same = (state.get("weights"), state.get("data")) == (weights, feed.data)
+    known = state.get("weights")
+    same = known in (None, weights)
+    if state and known is None:  # of before: there is no checksum, and the name decides
+        same = read_settings(folder).model == settings.model
     refuse(
-        state and not same,
+        not same or feed.data != state.get("data", feed.data),
         f"--resume {folder}: the problems of --data {' '.join(settings.data)}, or the weights of"
         f" --model {settings.model}, are not those that its checkpoint was made with: put the old"
         f" ones back, or train its model in a new run: --model {checkpoint}/model",

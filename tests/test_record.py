@@ -218,20 +218,23 @@ def test_a_limit_of_the_size_of_files_is_said_before_anything_is_written(here):
 
 
 def test_data_and_weights_that_have_changed_and_a_folder_in_use_are_refused(resumable, monkeypatch):
-    """Before anything starts. The weights decide, not where they lie. An error that is no file's
-    keeps its traceback."""
+    """Before anything starts. The weights decide, and not where they lie; of before there is no
+    checksum, and the name does. An error that is no file's keeps its traceback."""
     refused, run = ConnectionRefusedError(errno.ECONNREFUSED, "refused"), Path("runs/run")
     resumable(refused)
     with lock_folder(run), pytest.raises(ValueError, match=f"process {os.getpid()}"):
         run_train([*RESUME, "--from-step", "1"])  # before there is a look at its checkpoints
-    newest = checkpoints(run)[-1]
-    shutil.copytree(read_settings(run).model, "same")
-    with pytest.raises(ValueError, match=f"weights of --model {newest}/model, are not those"):
-        run_train([*RESUME, "--model", f"{newest}/model"])
-    with pytest.raises(RuntimeError, match="the run has failed") as failed:
-        run_train([*RESUME, "--model", "same"])
-    assert failed.value.__cause__ is refused
-    refused.__traceback__ = failed = None  # they held the lock
+    newest, first = checkpoints(run)[-1], read_settings(run).model
+    shutil.copytree(first, "same")
+    for others in ([f"{newest}/model"], [f"{newest}/model", first]):
+        for other in others:
+            with pytest.raises(ValueError, match=f"weights of --model {other}, are not those"):
+                run_train([*RESUME, "--model", other])
+        with pytest.raises(RuntimeError, match="the run has failed") as failed:
+            run_train([*RESUME, "--model", "same"])
+        assert failed.value.__cause__ is refused
+        refused.__traceback__ = failed = None  # they held the lock
+        rewrite(newest / "state.json", weights=None)
     problems = arithmetic.problems
     monkeypatch.setattr(arithmetic, "problems", lambda *asked: problems(*asked)[::-1])
     with pytest.raises(ValueError, match="are not those that its checkpoint"):
