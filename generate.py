@@ -126,7 +126,7 @@ def evaluate(command: GenerateCommand) -> None:
         figures = evaluation_figures(rollouts, verdicts, samples)
         report_evaluation(source, figures, samples)
         if command.log:
-            log_evaluation(command.log, command.model, source, figures)
+            log_evaluation(command.log, command.model, source, figures, verdicts)
         for kind, chosen in examples(rollouts, verdicts).items():
             for rollout in [*chosen.values()][:SHOWN]:
                 print(quoted("prompt", problems[rollout.request.group].prompt))

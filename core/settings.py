@@ -280,7 +280,7 @@ class GenerateCommand(Sampling):
     log: Path | None = option(
         None,
         "a JSONL file that figures are added to; of a checkpoint with its step and compute, which"
-        " are 0 if no run has made the model",
+        " are 0 if no run has made the model; LOG.problems.jsonl gets those of each problem",
     )
 
 

@@ -111,8 +111,13 @@ def report_evaluation(source: Source, figures: dict, samples: int) -> None:
     )
 
 
-def log_evaluation(log: Path, model: str, source: Source, figures: dict) -> None:
-    """Add a line with the figures of a data set to the log."""
+def log_evaluation(
+    log: Path, model: str, source: Source, figures: dict, verdicts: list[Verdict]
+) -> None:
+    """Add a line with the figures of a data set to the log; and a line for each problem to a file
+    beside it, LOG.problems.jsonl: how many of its completions are right. verdicts: problem by
+    problem."""
+    of_all = {"data": source.name, "model": model}
     when = {}
     state = Path(model_path(model)).parent / "state.json"
     if state.exists():  # of a checkpoint
@@ -120,4 +125,11 @@ def log_evaluation(log: Path, model: str, source: Source, figures: dict) -> None
         when = {"step": stored["step"], **stored["compute"]}
     elif not run_of(model):  # before training
         when = {"step": 0, **dict.fromkeys(COMPUTE_UNITS, 0)}
-    append_line(log, {"data": source.name, "model": model} | when | figures)
+    append_line(log, of_all | when | figures)
+
+    correct_PN = np.array([verdict.correct for verdict in verdicts])
+    correct_PN = correct_PN.reshape(len(source.validation), -1)
+    for problem, correct_N in zip(source.validation, correct_PN):
+        line = {"problem": problem.prompt, "answer": problem.answer}
+        line |= {"solved": int(correct_N.sum()), "of": len(correct_N)}
+        append_line(log.with_suffix(".problems.jsonl"), of_all | line)

@@ -408,6 +408,10 @@ def test_the_command_prints_completions_and_mean_at_k(capsys, tmp_path):
     log = tmp_path / "evaluations.jsonl"
     assert run_generate(f"--evaluate --problems 5 --samples 4 --log {log}".split()) == 0
     printed, figures = capsys.readouterr().out, json.loads(log.read_text())
+    problems = [*map(json.loads, open(log.with_suffix(".problems.jsonl")))]
+    assert [line["of"] for line in problems] == [4] * 5
+    assert sum(line["solved"] for line in problems) / 20 == figures["pass_rate"]
+    assert all(str(eval(line["problem"][:-1])) == line["answer"] for line in problems)
     assert figures["step"] == figures["compute_flops"] == 0  # no run has made the shipped model
     assert "5 problems, 4 completions of each" in printed
     assert f"mean@4    {figures['pass_rate']:.3f}" in printed
