@@ -43,7 +43,7 @@ KNOWN = {  # short names of data sets of the hub, and the arguments that they st
 }
 # docs/data.md has their meaning
 OPTIONS = "problem passage answer tests solution task subset validation".split()
-OPTIONAL = "passage image choices system tests".split()
+OPTIONAL = "passage image choices system starter_code tests".split()
 WANTED = {"problem": "", "answer": "answer", "solution": "answer solution"}  # besides
 LIKELY_COLUMNS = {  # guessed in this order
     "problem": "problem question prompt query question_stem messages conversations",
@@ -51,6 +51,7 @@ LIKELY_COLUMNS = {  # guessed in this order
     "image": "image images image_1 image_path decoded_image",
     "choices": "choices options endings B option_b option_2 option2 op_b opb choice_b choice2",
     "system": "{problem}.system system",  # the turn before the user's
+    "starter_code": "starter_code",
     "tests": "tests test_cases input_output",
     "answer": """
         gold gold_answer final_answer ground_truth reward_model.ground_truth expected_answer
@@ -485,7 +486,8 @@ def make_problem(columns: dict[str, str], values: dict, spec: Spec) -> Problem:
         )
     judge, instruction, answer = judge_of(spec, columns), spec.instruction, values.get("answer")
     if judge is programming:
-        problem = programming.problem(text, values["tests"], instruction)
+        start = values.get("starter_code")
+        problem = programming.problem(text, values["tests"], start, instruction)
     elif judge is mathematics:
         answer = solution if answer is None else answer
         problem = mathematics.problem(text, text_of(answer), instruction)

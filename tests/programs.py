@@ -7,6 +7,7 @@ from data.tasks import programming
 IN_AND_OUT = programming.problem(
     "Add.", [{"type": "stdin_stdout", "input": "41 1\n", "output": "42\n"}]
 )
+CALLED = programming.problem("Add.", {"inputs": [[41, 1]], "outputs": [[42]], "fn_name": "add"})
 
 
 def rows(table):
