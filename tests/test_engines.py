@@ -1,6 +1,7 @@
 """What both engines promise, the same tests over each: the one to read, and vLLM, the real one."""
 
 import dataclasses
+import json
 from functools import cache
 from unittest.mock import Mock
 
@@ -16,6 +17,7 @@ from steps import (
     parameters_of,
     policy_of,
     requests,
+    run_generate,
     settings_of,
 )
 
@@ -330,6 +332,14 @@ def test_pitfall_14_a_cache_that_is_full_leaves_every_rollout_right(models, monk
         assert largest_error(rollout, old, end=before) < 1e-4
         assert before or largest_error(rollout, new) < 1e-4
     assert sum(rollout.versions[0] == 4 for rollout in rollouts) > 10
+
+
+@vllm_alone
+def test_the_command_evaluates_with_vllm_and_finds_the_usual_pass_rate(tmp_path):
+    """mean@8 of the base model on 128 problems: within 4 standard deviations of .12."""
+    log = tmp_path / "log.jsonl"
+    assert run_generate(f"--evaluate --samples 8 --engine vllm --log {log}".split()) == 0
+    assert abs(json.loads(log.read_text())["pass_rate"] - 0.12) < 0.04
 
 
 def test_vllm_is_taken_for_gpus_if_it_is_installed(monkeypatch):

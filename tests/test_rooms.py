@@ -1,6 +1,7 @@
-"""Who imports whom: scripts and tools -> machinery -> core -> curve, loss, data."""
+"""Who imports whom: scripts and tools -> machinery -> core -> curve, loss, data. No circle."""
 
 import ast
+import graphlib
 
 from faults import ROOT, SOURCES
 
@@ -25,10 +26,12 @@ def imports(source: str) -> set[str]:
     return named & {*FILES}
 
 
-def test_a_room_imports_only_what_is_below_it():
+def test_a_room_imports_only_what_is_below_it_and_there_is_no_circle():
     graph = {name: imports(path.read_text()) for name, path in FILES.items()}
     assert {"core.feed", "loss"} <= graph["machinery.run"]
     for module, imported in graph.items():
         room = module.partition(".")[0]
         for other in {name.partition(".")[0] for name in imported} - {room}:
             assert LEVELS.get(other, 4) < LEVELS.get(room, 4), f"{module} imports {other}"
+    others = {module: imported - {module} for module, imported in graph.items()}
+    graphlib.TopologicalSorter(others).prepare()  # it raises CycleError

@@ -2,7 +2,6 @@
 same again."""
 
 import json
-import re
 
 import pytest
 import torch
@@ -33,7 +32,7 @@ def test_a_whole_short_run(tmp_path):
     assert max(line["off_policyness_mean"] for line in steps) > 0
     explained = (ROOT / "docs" / "log.md").read_text()
     for key in [*steps[-1], *validations[-1]]:
-        assert f"`{re.sub('age_.*', 'age_0', key)}`" in explained, key
+        assert f"`{key}`" in explained, key
     assert log(folder)[-1].items() >= {"kind": "end", "reason": "All steps are made"}.items()
     config = json.loads((folder / "config.json").read_text())
     assert config["recipe"]["asynchrony"] == "pipeline-2"
@@ -71,6 +70,24 @@ def test_a_short_run_with_vllm_learns(tmp_path, parameters):
     for line in validations:  # older keys and values make both ten times these limits
         assert line["mismatch_max"] < 1e-3 and line["mismatch_mean"] < 1e-6
     assert validations[-1]["pass_rate"] > validations[0]["pass_rate"] + 0.2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("adapted", [[], ["--lora-rank", "4"]])
+def test_a_finished_run_goes_further_with_any_number_of_ranks(tmp_path, adapted):
+    """Begun with two, gone on with one: the losses of a synchronous run that had one all along."""
+    flags = [*adapted, *"--validation-every 2 --asynchrony ppo-1 --steps".split()]
+    alone, _ = run(tmp_path, *flags, "8", name="alone")
+    two, printed = run(tmp_path, *flags, "5", "--trainers", "2")
+    assert "trainers cpu, cpu" in printed
+    RealRun(tmp_path, "--resume", "runs/run", "--steps", "8", "--trainers", "1").end_well()
+    assert [line["step"] for line in log(two, "validation")] == [0, 2, 4, 5, 6, 8]  # 5 was an end
+    for ours, theirs in zip(log(two, "train"), log(alone, "train"), strict=True):
+        # Later a last digit has changed a sampled token here and there.
+        bound = 1e-3 if ours["step"] <= 3 else 0.1
+        for name in ("loss", "gradient_norm", "pass_rate"):
+            expected = pytest.approx(theirs[name], rel=bound, abs=1e-4)
+            assert ours[name] == expected, (ours["step"], name)
 
 
 # --- each kind of asynchrony ----------------------------------------------------------------------

@@ -22,6 +22,7 @@ from steps import (
     train_on,
     train_rank,
 )
+from torch.distributed.fsdp import FSDPModule
 
 import loss
 import train
@@ -215,6 +216,14 @@ def test_a_scale_that_makes_gradients_overflow_is_halved_until_they_do_not(
     scale = trainer.loss_scale(chosen, CPU, checkpoints(tmp_path)[-1])
     assert scale == 2.0 ** (32 - sum(rescaled)) == lines[-1]["loss_scale"]
     assert [trainer.next_scale(scale, False, step) / scale for step in (999, 1000)] == [1, 2]
+
+
+def test_the_layers_of_the_language_part_are_gathered_one_by_one(models, group_of_one):
+    """The tower, which is never called, never is."""
+    model = load_model(models["gemma3-pictures"])
+    trainer.make_policy(settings(dtype="bfloat16"), model, CPU)
+    parts = *model.get_decoder().layers, model.model.vision_tower
+    assert len(parts) == 3 and all(isinstance(part, FSDPModule) for part in parts)
 
 
 # --- what fits ------------------------------------------------------------------------------------
