@@ -283,9 +283,11 @@ def compare(variants: tuple[str, str], groups: Groups) -> Comparison:
     unknown = with_any(lambda fit: not fit.comparable)
     no_ceiling, fallen = with_any(lambda fit: not fit.identified), with_any(lambda fit: fit.fell)
     C = min(fit.C_max for fits in groups for fit in fits)
-    if unknown:
+    efficiency = None
+    if unknown and fallen:
+        kind, ahead, gap = "fell", 0, None
+    elif unknown:
         kind, ahead, gap = decide_by_heights(groups, C)
-        efficiency = None
     else:
         gap = difference_of_ceilings(*groups)
         kind, ahead, efficiency = decide(groups, gap)
@@ -342,11 +344,9 @@ def decide(groups: Groups, ceilings: Estimate) -> tuple[str, int, dict | None]:
 
 def decide_by_heights(groups: Groups, C: float) -> tuple[str, int, Estimate | None]:
     """As `decide`, if the data does not identify A of all runs: only their curves are compared, at
-    compute C, the last that all runs have reached. No curve describes a run that fell. Returns the
-    difference of their heights, too."""
+    compute C, the last that all runs have reached. Returns the difference of their heights, too."""
     if not all(fit.describes(C) for fits in groups for fit in fits):
-        fell = any(fit.fell for fits in groups for fit in fits)
-        return "fell" if fell else "unknown", 0, None
+        return "unknown", 0, None
     gap = difference_at(C, *groups)
     ahead = surely_higher(gap, groups, lambda fit: fit.points_at(C))
     if abs(gap[0]) < MARGIN:
