@@ -98,9 +98,9 @@ def print_completions(command: GenerateCommand) -> None:
     if hasattr(task, "worded"):
         prompt = task.worded(prompt, command.instruction)
     samples = command.samples or 1
-    asked = [Problem(prompt, "", task.__name__)]
-    tokenizer, engine = load(command, asked, samples)
-    for rollout in sample(command, tokenizer, engine, asked, samples):
+    problems = [Problem(prompt, "", task.__name__)]
+    tokenizer, engine = load(command, problems, samples)
+    for rollout in sample(command, tokenizer, engine, problems, samples):
         print(quoted("prompt", prompt))
         print(quoted("reply", marked_text(tokenizer, rollout)))
 
@@ -115,8 +115,8 @@ def evaluate(command: GenerateCommand) -> None:
         open(command.log, "a").close()  # OSError now, and not after hours of sampling
     samples = command.samples or 16
     most = max(len(source.validation) for source in sources)
-    asked = [problem for source in sources for problem in source.validation]
-    tokenizer, engine = load(command, asked, samples * most)
+    all_problems = [problem for source in sources for problem in source.validation]
+    tokenizer, engine = load(command, all_problems, samples * most)
     for source in sources:
         problems = source.validation
         rollouts = sample(command, tokenizer, engine, problems, samples)

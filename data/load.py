@@ -417,7 +417,7 @@ def texts_of(spec: Spec, record: dict) -> set[str]:
     for options in ({}, spec.options):
         alone = replace(spec, options=options, wanted="problem")
         with contextlib.suppress(ValueError):
-            texts.add(one_spelling(asked(choose_columns(alone, record)[1])))
+            texts.add(one_spelling(question_of(choose_columns(alone, record)[1])))
     return texts
 
 
@@ -478,7 +478,7 @@ def make_problem(columns: dict[str, str], values: dict, spec: Spec) -> Problem:
                 " images and several turns; choices belong into it, as lines such as A. 5, and"
                 " their column is to be removed"
             )
-    text, system, solution = asked(values), values.get("system"), values.get("solution")
+    text, system, solution = question_of(values), values.get("system"), values.get("solution")
     if marked := re.search(TEMPLATE, text):
         raise ValueError(
             f"{marked[0]!r} is no part of a problem: give its bare text, for the model's own chat"
@@ -503,7 +503,7 @@ def make_problem(columns: dict[str, str], values: dict, spec: Spec) -> Problem:
     return replace(problem, metadata=metadata, text=text, system=system)
 
 
-def asked(values: dict) -> str:
+def question_of(values: dict) -> str:
     """What a record asks: its passage, and the problem without INSTRUCTIONS."""
     text = re.sub(INSTRUCTIONS, "", str(values["problem"]).strip()).strip()
     return f"{values['passage']}\n\n{text}" if "passage" in values else text
