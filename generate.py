@@ -159,11 +159,11 @@ def load(
         tokenizer, command, command.length_control, temperature=command.temperature
     )
     device = "cuda:0" if torch.cuda.device_count() else "cpu"
-    settings = engine_settings(command, device, path, decoding)
+    settings = engine_settings(command, device, decoding)
     settings = replace(settings, slots=min(settings.slots, completions))
     model = load_model(path)
     refuse_prompts(tokenizer, problems, command, model)
-    refuse_unfit(model, path, settings, share_prompts=False)
+    refuse_unfit(model, settings, share_prompts=False)
     engine = make_engine(settings, model)
     if settings.engine == "vllm":  # it is made without parameters
         parameters = SharedParameters(model)

@@ -26,14 +26,12 @@ IDS = [*range(6)]  # tokens that every model has
 WINDOW = 3  # in place of wider ones while we look, so that six tokens show them
 
 
-def refuse_unfit(
-    model: PreTrainedModel, name: str, engine: EngineSettings, share_prompts: bool
-) -> None:
+def refuse_unfit(model: PreTrainedModel, engine: EngineSettings, share_prompts: bool) -> None:
     """ValueError if this model, on the CPU in fp32, does not suit this engine, its budgets and the
     tokens that end or interrupt a completion, or the trainer."""
     refuse_too_long(model, engine.decoding.longest)
     refuse_unknown(model, engine.decoding.phrase + engine.decoding.eos)
-    refuse_wrong_logprobs(model, name, engine.engine == "torch", share_prompts)
+    refuse_wrong_logprobs(model, engine.model, engine.engine == "torch", share_prompts)
     if engine.dtype == torch.float16:
         refuse_overflow(model)
 

@@ -14,7 +14,15 @@ from tqdm import tqdm
 
 import loss
 from core.rollouts import Request, Rollout
-from core.settings import PRESETS, Sampling, Settings, cpu_threads, refuse, trunk_dtype
+from core.settings import (
+    PRESETS,
+    Sampling,
+    Settings,
+    cpu_threads,
+    model_path,
+    refuse,
+    trunk_dtype,
+)
 
 
 @dataclass(frozen=True)
@@ -247,9 +255,7 @@ class EngineSettings:
     may_halve: bool = False  # whether TorchEngine may have fewer slots, if these do not fit
 
 
-def engine_settings(
-    settings: Sampling, device: str, model: str, decoding: Decoding
-) -> EngineSettings:
+def engine_settings(settings: Sampling, device: str, decoding: Decoding) -> EngineSettings:
     """The settings of an engine on this device. For --engine auto it is vLLM if that is installed
     and the device is a GPU. ValueError if vLLM is wanted and missing."""
     engine, on_cpu = settings.engine, device == "cpu"
@@ -262,7 +268,7 @@ def engine_settings(
         " --engine torch does not need it",
     )
     return EngineSettings(
-        model=model,
+        model=model_path(settings.model),
         device=device,
         dtype=trunk_dtype(settings, device),
         threads=cpu_threads(settings),

@@ -129,7 +129,7 @@ def one_batch():
     policy = make_policy(SETTINGS, load_model(path), CPU)
     optimizer = make_optimizer(SETTINGS, policy)
     parameters = SharedParameters(policy.model)
-    settings = engine_settings(SETTINGS, "cpu", path, decoding)
+    settings = engine_settings(SETTINGS, "cpu", decoding)
     engine, older = make_engine(settings), make_engine(settings)
     others = arithmetic.problems("train", 16 * TRAINED_AT)
 

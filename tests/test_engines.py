@@ -343,7 +343,7 @@ def test_the_command_evaluates_with_vllm_and_finds_the_usual_pass_rate(tmp_path)
 
 
 def test_vllm_is_taken_for_gpus_if_it_is_installed(monkeypatch):
-    made = lambda device, **flags: engine_settings(Settings(**flags), device, "model", None)
+    made = lambda device, **flags: engine_settings(Settings(**flags), device, None)
     for installed, on_a_gpu in ("it is", "vllm"), (None, "torch"):
         monkeypatch.setattr("importlib.util.find_spec", lambda _, found=installed: found)
         assert (made("cpu").engine, made("cuda:1").engine) == ("torch", on_a_gpu)
@@ -365,7 +365,7 @@ def test_on_a_gpu_vllm_sizes_its_own_cache(monkeypatch, asked, free, share):
     chosen = Settings(
         engine="vllm", dtype="bfloat16", slots=77, generator_memory=asked, vllm_options=options
     )
-    settings = engine_settings(chosen, "cuda:0", "model", decoding())
+    settings = engine_settings(chosen, "cuda:0", decoding())
     with pytest.raises(NoEngine):
         vllm_engine.make_llm_engine(settings, 8192)
     given = arguments.call_args.kwargs

@@ -201,7 +201,7 @@ def test_the_system_turn_of_the_data_is_used_and_the_answer_is_shown(chat_models
     """
     for more in ("", "--system none"):
         settings = parse(f"{flags} {more}".split())
-        make_prompts(settings, path, load_model(path), read_sources(settings))
+        make_prompts(settings, load_model(path), read_sources(settings))
         said.append(capsys.readouterr().err)
     assert re.search(r"<\|im_start\|>system\\nsystem (\d+)<\|im_end\|>.*user\\nuser \1\\n", said[0])
     assert r"Its answer is '2', and it would have to come as '\\boxed{2}'." in said[0]
