@@ -211,8 +211,6 @@ class Feed:
         can use."""
         settings, asynchrony = self.settings, self.settings.recipe.asynchrony
         kind, _ = loss.parse_asynchrony(asynchrony)
-        if kind == "ppo" and self.under_way:
-            return
         # What the recipe lets be under way. A generator gets what its slots hold and its share of
         # one batch more: the rest would grow old in its queue. But ppo hands out whole batches.
         most_in_all = loss.groups_ahead(asynchrony, settings.groups_per_step, version)

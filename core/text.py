@@ -22,19 +22,11 @@ def messages(problem: Problem, settings: Sampling) -> list[dict]:
     return [*first, {"role": "user", "content": problem.prompt}]
 
 
-def turns(
-    tokenizer: PreTrainedTokenizerBase, problem: Problem, settings: Sampling
-) -> str | list[dict]:
-    """The `messages`, for the model's chat template; without a template their text."""
-    asked = messages(problem, settings)
+def rendered(tokenizer: PreTrainedTokenizerBase, asked: list[dict], settings: Sampling) -> str:
+    """Messages in the model's chat template, ready for a reply; without a template their text.
+    --thinking is `enable_thinking` for the template; one that knows no such choice ignores it."""
     if tokenizer.chat_template is None:
         return "\n\n".join(turn["content"] for turn in asked)
-    return asked
-
-
-def rendered(tokenizer: PreTrainedTokenizerBase, asked: list[dict], settings: Sampling) -> str:
-    """Messages in the chat template, ready for a reply. --thinking is `enable_thinking` for the
-    template; one that knows no such choice ignores it."""
     with in_one_sentence(tokenizer.name_or_path, "its chat template cannot be used"):
         return tokenizer.apply_chat_template(
             asked, tokenize=False, add_generation_prompt=True, enable_thinking=settings.thinking
@@ -51,21 +43,18 @@ def token_ids(tokenizer: PreTrainedTokenizerBase, text: str, special: bool = Fal
 def prompt_ids(
     tokenizer: PreTrainedTokenizerBase, problem: Problem, settings: Sampling
 ) -> list[int]:
-    """Token ids of the `turns`, in the model's chat template, ready for the model to go on."""
-    asked = turns(tokenizer, problem, settings)
-    if tokenizer.chat_template is None:
-        ids = token_ids(tokenizer, asked, special=True)
-        # Some tokenizers append an EOS; no model would go on after it.
-        return ids[:-1] if ids[-1:] == [tokenizer.eos_token_id] else ids
-    return token_ids(tokenizer, rendered(tokenizer, asked, settings))
+    """Token ids of the `messages`, `rendered`, ready for the model to go on."""
+    plain = tokenizer.chat_template is None
+    text = rendered(tokenizer, messages(problem, settings), settings)
+    ids = token_ids(tokenizer, text, special=plain)
+    # Some tokenizers append an EOS; no model would go on after it.
+    return ids[:-1] if plain and ids[-1:] == [tokenizer.eos_token_id] else ids
 
 
 def refuse_template(
     tokenizer: PreTrainedTokenizerBase, problems: list[Problem], settings: Sampling
 ) -> None:
     """ValueError if the chat template drops or repeats a turn that these problems have."""
-    if tokenizer.chat_template is None:
-        return
     with_most = max((messages(problem, settings) for problem in problems), key=len)
     asked = [turn | {"content": f"words of the {turn['role']}"} for turn in with_most]
     text = rendered(tokenizer, asked, settings)

@@ -229,31 +229,31 @@ class Stop:
 
     def __init__(self):
         self.number, self.at = 0, 0.0  # of the first signal; clock reading when it came
-        self.to_thread = -1  # a pipe, into which the number of each signal is written
-        self.thread = None
 
     def asked(self) -> bool:
         """Whether a signal has asked the run to end."""
         return self.number > 0
 
-    def listen(self, leave: Callable) -> None:
-        """Handle the signals from now on, in a thread: the main thread may sit in a collective and
-        hear nothing. leave: see `end_at_once`."""
-        come, self.to_thread = os.pipe()
-        os.set_blocking(self.to_thread, False)
-        signal.set_wakeup_fd(self.to_thread)
-        self.thread = threading.Thread(target=self._hear, args=(come, leave), daemon=True)
-        self.thread.start()
+    @contextlib.contextmanager
+    def listening(self, leave: Callable) -> Iterator[None]:
+        """In this block the signals are handled in a thread: the main thread may sit in a
+        collective and hear nothing. At its end the thread has ended: Python may abort if it ends
+        first. leave: see `end_at_once`."""
+        come, to_thread = os.pipe()  # the number of each signal goes through it
+        os.set_blocking(to_thread, False)
+        signal.set_wakeup_fd(to_thread)
+        thread = threading.Thread(target=self._hear, args=(come, leave), daemon=True)
+        thread.start()
         for number in SIGNALS:
             # `nohup` ignores a closed terminal for its command.
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, lambda *_: None)
-
-    def end(self) -> None:
-        """Hear no further signal. The thread has ended then: Python may abort if it ends first."""
-        signal.set_wakeup_fd(-1)
-        os.close(self.to_thread)
-        self.thread.join()
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(-1)
+            os.close(to_thread)
+            thread.join()
 
     def _hear(self, come: int, leave: Callable) -> None:
         with open(come, "rb", buffering=0) as signals:

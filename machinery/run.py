@@ -362,30 +362,30 @@ class Run:
     def until_its_end(self) -> Iterator[None]:
         """Note what goes wrong in this block, and end all processes after it. RuntimeError after an
         error that no sentence is known for: the traceback says it."""
-        self.stop.listen(self.leave_no_name)
-        try:
-            yield
-        except (GeneratorFailed, RankSilent) as error:
-            self.error = str(error)
-        except torch.OutOfMemoryError as error:
-            self.error = (
-                f"{str(error).partition('. ')[0]}: lower --slots or --tokens-per-micro-batch, add"
-                " --gradient-checkpointing, --trainers or --lora-rank, or take a smaller --model"
-            )
-        except Exception as error:
-            # With --one-process it may come out of a task, whose traceback is wanted.
-            elsewhere = isinstance(error, ConnectionError | TimeoutError)
-            if isinstance(error, OSError) and not (elsewhere or self.settings.one_process):
-                self.error = f"a file cannot be read or written: {error}"
-                return
-            _, ranks = rank_and_ranks()
-            if ranks > 1:
-                time.sleep(2.0)  # if another one has died, this process ends meanwhile
-            raise RuntimeError(f"the run has failed, as said above{self.hint()}") from error
-        finally:
-            self.feed.close()
-            self.leave_no_name()
-            self.stop.end()
+        with self.stop.listening(self.leave_no_name):
+            try:
+                yield
+            except (GeneratorFailed, RankSilent) as error:
+                self.error = str(error)
+            except torch.OutOfMemoryError as error:
+                self.error = (
+                    f"{str(error).partition('. ')[0]}: lower --slots or --tokens-per-micro-batch,"
+                    " add --gradient-checkpointing, --trainers or --lora-rank, or take a smaller"
+                    " --model"
+                )
+            except Exception as error:
+                # With --one-process it may come out of a task, whose traceback is wanted.
+                elsewhere = isinstance(error, ConnectionError | TimeoutError)
+                if isinstance(error, OSError) and not (elsewhere or self.settings.one_process):
+                    self.error = f"a file cannot be read or written: {error}"
+                    return
+                _, ranks = rank_and_ranks()
+                if ranks > 1:
+                    time.sleep(2.0)  # if another one has died, this process ends meanwhile
+                raise RuntimeError(f"the run has failed, as said above{self.hint()}") from error
+            finally:
+                self.feed.close()
+                self.leave_no_name()
 
     def leave_no_name(self) -> str:
         """Remove the folder of a new run that has measured nothing. Returns the `hint`."""

@@ -16,7 +16,7 @@ import loss
 from core.model import load_tokenizer
 from core.rollouts import given_rollout
 from core.settings import Settings, read_settings, read_sources
-from core.text import completion_text, make_decoding, prompt_ids, turns
+from core.text import completion_text, make_decoding, messages, prompt_ids, rendered
 from data import Problem
 from data.verify import VerifierPool
 
@@ -80,7 +80,9 @@ def make_trainer(
     tokenizer = load_tokenizer(model)
     rows = []
     for number, problem in enumerate(problems):
-        prompt = turns(tokenizer, problem, settings)
+        prompt = messages(problem, settings)
+        if tokenizer.chat_template is None:
+            prompt = rendered(tokenizer, prompt, settings)
         rows.append({"prompt": prompt, "number": number, "held_out": number >= trained})
     parser = TrlParser(GRPOConfig)
     parser.set_defaults(**options)
