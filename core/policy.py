@@ -8,7 +8,7 @@ them.
 
 A prompt is the same for all completions of its group. So the trunk may be fed each prompt of a
 micro-batch once; the completions are fed after that, and attend to the prompt's keys and values.
-Without `hidden_after_prompts` everything else would be the same, and slower.
+Without `shared_micro_batch` and what is beside it, everything else would be the same, and slower.
 
 Dimensions as in loss.py: B sequences in a micro-batch, T positions, N sampled tokens, D hidden
 size. And P distinct prompts in a micro-batch, L positions of a prompt that is shared, K positions
@@ -18,7 +18,7 @@ that a completion may attend to.
 import functools
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 import numpy as np
@@ -53,10 +53,10 @@ class MicroBatch:
     generator_logprobs_BT: Tensor  # float32: log pi_gen of the target, recorded when it was sampled
     rows_B: Tensor  # int64: the place of each sequence among the rollouts of the batch
     parts: Parts  # what the trunk is fed
-    # If prompts are shared, each distinct one is fed once. Otherwise there is one without tokens.
-    prompts_PL: Tensor  # int64: whole prompts, padded on the right
-    prompt_B: Tensor  # int64: which of these prompts each sequence has
-    prompt_tokens_B: Tensor  # int64: tokens of that prompt, without padding
+    # Only if prompts are shared: each distinct prompt is fed once.
+    prompts_PL: Tensor | None = None  # int64: whole prompts, padded on the right
+    prompt_B: Tensor | None = None  # int64: which of these prompts each sequence has
+    prompt_tokens_B: Tensor | None = None  # int64: tokens of that prompt, without padding
 
 
 def micro_batches(
@@ -80,44 +80,23 @@ def micro_batches(
     sampled: it adds nothing to the loss.
     """
     longest_first = sorted(rows, key=lambda row: -rollouts[row].total_tokens)
-    together = rows_to_share(rollouts, longest_first, tokens, device) if share_prompts else []
-    share = bool(together)
-    together = together or [[row] for row in longest_first]
-    widths_R2 = np.array([widths_of(rollout, share, device) for rollout in rollouts])
+    together, width, make = [[row] for row in longest_first], plain_width, micro_batch
+    if share_prompts and (by_prompt := rows_to_share(rollouts, longest_first, tokens, device)):
+        together, width, make = by_prompt, shared_width, shared_micro_batch
+    widths_R2 = np.array([width(rollout, device) for rollout in rollouts])
     cuts = [cut(widths_R2, sum(together[i::ranks], []), tokens) for i in range(ranks)]
     for of_ranks in zip_longest(*cuts):
         chosen = of_ranks[rank] or longest_first[-1:]
-        of_chosen = [rollouts[row] for row in chosen]
-        m = micro_batch(of_chosen, chosen, widths_R2[chosen].max(0), device)
+        m = make([rollouts[row] for row in chosen], chosen, widths_R2[chosen].max(0), device)
         if of_ranks[rank] is None:
             m.sampled_BT.fill_(False)
         yield m
 
 
-def rows_to_share(
-    rollouts: list[Rollout], rows: list[int], tokens: int, device: torch.device
-) -> list[list[int]]:
-    """These rows, in this order, with those together that should share a prompt; none if about
-    two of them, with their prompts, do not fit into a micro-batch."""
-    of_prompts = defaultdict(list)
-    for row in rows:
-        of_prompts[tuple(rollouts[row].request.prompt_ids)].append(row)
-    positions = sum(sum(widths_of(rollouts[row], True, device)) for row in rows)
-    sequences = tokens * len(rows) / max(1, positions)  # of a micro-batch, about
-    if sequences < 2:
-        return []
-    return [*of_prompts.values()] if sequences < len(of_prompts) else [[row] for row in rows]
-
-
-def widths_of(rollout: Rollout, share: bool, device: torch.device) -> tuple[int, int]:
-    """The widths L and T that a rollout wants, `padded`: 0 of prompts, and all tokens but the last.
-    Or its prompt, if that is shared; and the last token of that, with all tokens of the completion
-    but the last."""
-    if not share:
-        return 0, padded(rollout.total_tokens - 1, device)
-    # At least 1 of these: all ranks feed something.
-    after = padded(max(1, len(rollout.tokens) - 1), device)
-    return padded(len(rollout.request.prompt_ids), device), 1 + after
+def plain_width(rollout: Rollout, device: torch.device) -> tuple[int, int]:
+    """The widths L and T that a rollout wants, `padded`: 0 of prompts, and all tokens but the
+    last."""
+    return 0, padded(rollout.total_tokens - 1, device)
 
 
 def cut(widths_R2: np.ndarray, rows: list[int], tokens: int) -> list[list[int]]:
@@ -137,25 +116,17 @@ def cut(widths_R2: np.ndarray, rows: list[int], tokens: int) -> list[list[int]]:
 def micro_batch(
     rollouts: list[Rollout], rows: list[int], widths: np.ndarray, device: torch.device
 ) -> MicroBatch:
-    """The tensors of these rollouts, with the widths L and T; rows: their places in the batch. If L
-    is 0, no prompt is shared. Padding is on the right, where a causal model never looks. That of
-    shared prompts lies before the completions, so `Policy` masks it."""
-    L, T = widths
-    prompts = [tuple(rollout.request.prompt_ids) if L else () for rollout in rollouts]  # to share
+    """The tensors of these rollouts, T wide; rows: their places in the batch. Padding is on the
+    right, where a causal model never looks."""
+    _, T = widths
     dtypes = {"tokens": np.int64, "sampled": bool, "logprobs": np.float32}
     columns = {name: np.zeros((len(rows), T + 1), dtype) for name, dtype in dtypes.items()}
     for i, rollout in enumerate(rollouts):
-        prompt = rollout.request.prompt_ids
-        fed = prompt[-1:] if L else prompt
-        start = len(fed)  # of the completion
-        columns["tokens"][i, :start] = fed
+        start = len(rollout.request.prompt_ids)  # of the completion
+        columns["tokens"][i, :start] = rollout.request.prompt_ids
         for name, column in columns.items():
-            column[i, start : start + len(rollout.tokens)] = getattr(rollout, name)
-    distinct, tensor = [*dict.fromkeys(prompts)], functools.partial(torch.tensor, device=device)
-    parts = [(len(prompt), 0) for prompt in distinct]
-    parts += [
-        (r.total_tokens - 1 - len(prompt), len(prompt)) for r, prompt in zip(rollouts, prompts)
-    ]
+            column[i, start : rollout.total_tokens] = getattr(rollout, name)
+    tensor = functools.partial(torch.tensor, device=device)
     of_targets = {name: tensor(column[:, 1:]) for name, column in columns.items()}
     return MicroBatch(
         inputs_BT=tensor(columns["tokens"][:, :-1]),
@@ -163,8 +134,51 @@ def micro_batch(
         sampled_BT=of_targets["sampled"],
         generator_logprobs_BT=of_targets["logprobs"],
         rows_B=tensor(rows),
+        parts=[(rollout.total_tokens - 1, 0) for rollout in rollouts],
+    )
+
+
+# --- prompts that are shared ----------------------------------------------------------------------
+
+
+def rows_to_share(
+    rollouts: list[Rollout], rows: list[int], tokens: int, device: torch.device
+) -> list[list[int]]:
+    """These rows, in this order, with those together that should share a prompt; none if about
+    two of them, with their prompts, do not fit into a micro-batch."""
+    of_prompts = defaultdict(list)
+    for row in rows:
+        of_prompts[tuple(rollouts[row].request.prompt_ids)].append(row)
+    positions = sum(sum(shared_width(rollouts[row], device)) for row in rows)
+    sequences = tokens * len(rows) / max(1, positions)  # of a micro-batch, about
+    if sequences < 2:
+        return []
+    return [*of_prompts.values()] if sequences < len(of_prompts) else [[row] for row in rows]
+
+
+def shared_width(rollout: Rollout, device: torch.device) -> tuple[int, int]:
+    """The widths L and T that a rollout wants, `padded`: its prompt; and the last token of that,
+    with all tokens of the completion but the last."""
+    # At least 1 of these: all ranks feed something.
+    after = padded(max(1, len(rollout.tokens) - 1), device)
+    return padded(len(rollout.request.prompt_ids), device), 1 + after
+
+
+def shared_micro_batch(
+    rollouts: list[Rollout], rows: list[int], widths: np.ndarray, device: torch.device
+) -> MicroBatch:
+    """As `micro_batch`, with each prompt once. The padding after it lies before the completions, so
+    `Policy` masks it."""
+    prompts = [tuple(rollout.request.prompt_ids) for rollout in rollouts]
+    distinct, tensor = [*dict.fromkeys(prompts)], functools.partial(torch.tensor, device=device)
+    parts = [(len(prompt), 0) for prompt in distinct]
+    parts += [(len(rollout.tokens) - 1, len(p)) for rollout, p in zip(rollouts, prompts)]
+    last = lambda request: replace(request, prompt_ids=request.prompt_ids[-1:])
+    after = [replace(rollout, request=last(rollout.request)) for rollout in rollouts]
+    return replace(
+        micro_batch(after, rows, widths, device),
         parts=parts,
-        prompts_PL=tensor([prompt + (0,) * (L - len(prompt)) for prompt in distinct]),
+        prompts_PL=tensor([prompt + (0,) * (widths[0] - len(prompt)) for prompt in distinct]),
         prompt_B=tensor([distinct.index(prompt) for prompt in prompts]),
         prompt_tokens_B=tensor([len(prompt) for prompt in prompts]),
     )
@@ -187,10 +201,10 @@ class Policy(torch.nn.Module):
     def forward(self, m: MicroBatch, fp32_logits: bool | str) -> tuple[Tensor, Tensor]:
         """log pi_train of the sampled targets [B, T] (differentiable; 0 at all other places), and
         the policy's entropy at the sampled targets [N], in nats. Both are float32."""
-        if m.prompts_PL.shape[1]:
-            hidden_BTD = self.hidden_after_prompts(m)
-        else:
+        if m.prompts_PL is None:
             hidden_BTD = self.trunk(m.inputs_BT[:, : self.positions], use_cache=False)
+        else:
+            hidden_BTD = self.hidden_after_prompts(m)
         head = head_of(self.model)
         hidden_ND = hidden_BTD[m.sampled_BT[:, : hidden_BTD.shape[1]]]
         targets_N = m.targets_BT[m.sampled_BT]
