@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
 import safetensors.torch
 import torch
@@ -22,7 +22,7 @@ import loss
 from core import lora
 from core.attention import attention_on_gpu, recurrent
 from core.check import refuse_unfit
-from core.engine import engine_settings
+from core.engine import EngineSettings, engine_settings
 from core.feed import Feed, Prompts
 from core.generators import GeneratorFailed
 from core.model import checksum, first_learning_rate, load_model, load_tokenizer
@@ -71,62 +71,60 @@ COMPARED = 64
 # --- how a run is opened --------------------------------------------------------------------------
 
 
+class Place(NamedTuple):
+    """Where a run goes on, or begins."""
+
+    folder: Path
+    lock: TextIO | None  # a new folder is not there yet
+    checkpoint: Path | None
+    state: dict  # of that checkpoint, or {}
+
+
+class Ready(NamedTuple):
+    """A model that can be trained, and what suits it."""
+
+    model: PreTrainedModel  # on the CPU, in fp32
+    path: str
+    weights: int  # the checksum of the run's first model
+    prompts: Prompts
+    settings: Settings
+    engines: list[EngineSettings]  # of each generator
+
+
+class Roles(NamedTuple):
+    """Who does what."""
+
+    start: Start  # for the trainer's ranks
+    feed: Feed  # for the generators
+    stop: Stop
+    compute: Compute
+
+
 def open_run(asked: Settings, sources: list[Source] | None = None) -> "Run":
     """Check everything that can be checked before a process is started, and make the run's folder
     or open it again. Returns rank 0's Run. sources: those of --data, if they are read already.
     ValueError or OSError if the flags, the data or the model cannot be used."""
-    sources = sources or read_sources(asked)
-    folder, lock, checkpoint, state = where_it_goes_on(asked)
-
-    # The newest model. Engines are made of the run's first model, which stays where it is; their
-    # parameters come from the trainer. Adapters stand beside its weights.
-    path = model_path(asked.model)
-    model = load_model(path)
-    weights = checksum(model)
-    prompts = make_prompts(asked, model, sources)
-    if checkpoint and not asked.lora_rank:
-        del model  # two might not fit
-        path = f"{checkpoint}/model"
-        model = load_model(path)
-    settings = settings_of_the_run(asked, model)
-    generators, trainers = devices_here(settings)
-    engines = [engine_settings(settings, each, prompts.decoding) for each in generators]
-    refuse_unfit(model, engines[0], settings.share_prompts)
-
-    # Who feeds the trainer, and what its ranks start from.
-    parameters, stop = SharedParameters(model, len(trainers)), Stop()
-    feed = Feed(settings, prompts, engines, parameters, stop.asked, state)
-    known = state.get("weights")
-    same = known in (None, weights)
-    if state and known is None:  # of before: there is no checksum, and the name decides
-        same = read_settings(folder).model == settings.model
-    refuse(
-        not same or feed.data != state.get("data", feed.data),
-        f"--resume {folder}: the problems of --data {' '.join(settings.data)}, or the weights of"
-        f" --model {settings.model}, are not those that its checkpoint was made with: put the old"
-        f" ones back, or train its model in a new run: --model {checkpoint}/model",
-    )
-    compute = compute_of(settings, model)
-    if settings.lora_rank:
-        compute.adapters = lora.add_adapters(model, settings, checkpoint)
-    step, longest = state.get("step", 0), prompts.decoding.longest
-    start = Start(settings, step, path, weights, checkpoint, parameters, longest)
+    place = where_it_goes_on(asked)
+    ready = ready_to_train(asked, sources or read_sources(asked), place)
+    roles = who_does_what(ready, place)
 
     # Only now is anything written.
+    folder, lock, _, state = place
     folder.mkdir(parents=True, exist_ok=True)
     lock = lock or lock_folder(folder)
-    write_config(folder, dataclasses.replace(asked, learning_rate=settings.learning_rate))
+    write_config(folder, dataclasses.replace(asked, learning_rate=ready.settings.learning_rate))
+    step = roles.start.step
     if asked.resume:
         say(f"{folder}: going on from step {step}")
     later = [each for each in checkpoints(folder) if step_of(each) > step]  # they come again
     remove_checkpoints(folder, later[::-1])
-    return Run(start, Record(folder, compute, feed, state), stop, lock)
+    record = Record(folder, roles.compute, roles.feed, state)
+    return Run(roles.start, record, roles.stop, lock)
 
 
-def where_it_goes_on(asked: Settings) -> tuple[Path, TextIO | None, Path | None, dict]:
-    """The folder of the run; its lock, unless it is a new folder, which is not there yet; the
-    checkpoint to go on from, if there is one, and its state or {}. ValueError if the run is
-    finished, or if nobody can go on with what is there."""
+def where_it_goes_on(asked: Settings) -> Place:
+    """The folder of the run, locked if it is there, and the checkpoint to go on from. ValueError if
+    the run is finished, or if nobody can go on with what is there."""
     folder = asked.resume or new_folder(asked)
     # Before its checkpoint is chosen: a process that ends may still write a newer one.
     lock = lock_folder(folder) if asked.resume else None
@@ -142,7 +140,52 @@ def where_it_goes_on(asked: Settings) -> tuple[Path, TextIO | None, Path | None,
         f"{folder} has steps in its log, and no checkpoint to go on from: put one back into"
         f" {folder}/checkpoints, or move the folder away and begin again",
     )
-    return folder, lock, checkpoint, state
+    return Place(folder, lock, checkpoint, state)
+
+
+def ready_to_train(asked: Settings, sources: list[Source], place: Place) -> Ready:
+    """The newest model of the run, its prompts, its settings. ValueError if they do not go
+    together."""
+    # Engines are made of the run's first model, which stays where it is; their parameters come from
+    # the trainer. Adapters stand beside its weights.
+    path = model_path(asked.model)
+    model = load_model(path)
+    weights = checksum(model)
+    if place.checkpoint and not asked.lora_rank:
+        del model  # two might not fit
+        path = f"{place.checkpoint}/model"
+        model = load_model(path)
+    prompts = make_prompts(asked, model, sources)
+    settings = settings_of_the_run(asked, model)
+    generators, _ = devices_here(settings)
+    engines = [engine_settings(settings, each, prompts.decoding) for each in generators]
+    refuse_unfit(model, engines[0], settings.share_prompts)
+    return Ready(model, path, weights, prompts, settings, engines)
+
+
+def who_does_what(ready: Ready, place: Place) -> Roles:
+    """What the ranks start from, and who feeds them. ValueError if problems or weights are not
+    those that the checkpoint was made with."""
+    model, path, weights, prompts, settings, engines = ready
+    folder, _, checkpoint, state = place
+    parameters, stop = SharedParameters(model, len(devices_here(settings)[1])), Stop()
+    feed = Feed(settings, prompts, engines, parameters, stop.asked, state)
+    compute = compute_of(settings, model)
+    known = state.get("weights")
+    same = known in (None, weights)
+    if state and known is None:  # of before: there is no checksum, and the name decides
+        same = read_settings(folder).model == settings.model
+    refuse(
+        not same or feed.data != state.get("data", feed.data),
+        f"--resume {folder}: the problems of --data {' '.join(settings.data)}, or the weights of"
+        f" --model {settings.model}, are not those that its checkpoint was made with: put the old"
+        f" ones back, or train its model in a new run: --model {checkpoint}/model",
+    )
+    if settings.lora_rank:
+        compute.adapters = lora.add_adapters(model, settings, checkpoint)
+    step, longest = state.get("step", 0), prompts.decoding.longest
+    start = Start(settings, step, path, weights, checkpoint, parameters, longest)
+    return Roles(start, feed, stop, compute)
 
 
 def compute_of(settings: Settings, model: PreTrainedModel) -> Compute:
