@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 import loss
 from core.engine import Decoding, EngineSettings, make_requests
-from core.generators import Generator, GeneratorFailed, GeneratorHere, start_generator
+from core.generators import Generator, GeneratorFailed, GeneratorHere
 from core.rollouts import Group, Rollout, SharedParameters
 from core.screen import say, warn
 from core.settings import Settings
@@ -155,7 +155,7 @@ class Feed:
         self._take_in(wait=False)
 
     def _start(self, number: int) -> Generator:
-        start = GeneratorHere if self.settings.one_process else start_generator
+        start = GeneratorHere if self.settings.one_process else Generator
         return start(number, self.engines[number], self.parameters)
 
     def close(self) -> None:

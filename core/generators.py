@@ -9,7 +9,6 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass
 from multiprocessing.connection import wait
 
 import torch
@@ -31,17 +30,42 @@ class GeneratorFailed(Exception):
     system's error, its traceback, its signal or its exit status."""
 
 
-@dataclass
 class Generator:
-    """The trainer's side of a generator: its process, what goes to it and what comes from it."""
+    """The trainer's side of a generator, whose process runs `generator_process`."""
 
-    number: int
-    process: multiprocessing.Process
-    work: multiprocessing.Queue
-    reports: queue.SimpleQueue  # that have come
-    heard: float  # clock reading when it was started, or when its last report came
-    slots: int = 0  # of its engine; 0 until it has reported that it is ready
-    receiver: threading.Thread | None = None  # brings the reports
+    def __init__(self, number: int, settings: EngineSettings, parameters: SharedParameters):
+        """Start the process. Its first report says that it is ready. It sees only the GPU of its
+        engine, under the name cuda:0. GeneratorFailed if the system lets no process or queue
+        begin."""
+        name, visible = f"generator {number} on {settings.device}", ""
+        context = multiprocessing.get_context("forkserver")
+        if settings.device != "cpu":
+            gpu, ours = torch.device(settings.device).index, os.environ.get("CUDA_VISIBLE_DEVICES")
+            visible = ours.split(",")[gpu] if ours else str(gpu)
+            context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
+            settings = dataclasses.replace(settings, device="cuda:0")
+        try:
+            with signals_deferred():
+                self.work, reports = context.Queue(), context.Queue()
+                self.process = context.Process(
+                    target=generator_process,
+                    args=(visible, settings, parameters, self.work, reports),
+                    name=name,
+                    daemon=True,
+                )
+                self.process.start()
+        except (OSError, EOFError) as error:
+            raise GeneratorFailed(
+                f"{name} cannot be started ({error}): is /dev/shm full, or the number of processes"
+                " or files at its limit?"
+            ) from error
+        self.number = number
+        self.slots = 0  # of its engine; 0 until it has reported that it is ready
+        self.heard = time.monotonic()  # when it was started, or when its last report came
+        self.reports = queue.SimpleQueue()  # that have come
+        given = reports, self.reports, self.process.sentinel
+        self.receiver = threading.Thread(target=receive, args=given, daemon=True)
+        self.receiver.start()
 
     def give(self, requests: list[Request]) -> None:
         """Completions to sample. Returns at once."""
@@ -53,7 +77,7 @@ class Generator:
         seconds."""
         # Asked before reading: the last reports of a dead generator still count.
         alive = self.process.is_alive()
-        if self.receiver and not alive:
+        if not alive:
             self.receiver.join(2.0)
         with contextlib.suppress(queue.Empty):
             while True:
@@ -84,41 +108,6 @@ class Generator:
         self.process.join()
         self.work.cancel_join_thread()
         self.work.close()
-
-
-def start_generator(
-    number: int, settings: EngineSettings, parameters: SharedParameters
-) -> Generator:
-    """Start a generator: `generator_process` in a process of its own. Its first report says that it
-    is ready. It sees only the GPU of its engine, under the name cuda:0. GeneratorFailed if the
-    system lets no process or queue begin."""
-    name, visible = f"generator {number} on {settings.device}", ""
-    context = multiprocessing.get_context("forkserver")
-    if settings.device != "cpu":
-        gpu, ours = torch.device(settings.device).index, os.environ.get("CUDA_VISIBLE_DEVICES")
-        visible = ours.split(",")[gpu] if ours else str(gpu)
-        context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
-        settings = dataclasses.replace(settings, device="cuda:0")
-    try:
-        with signals_deferred():
-            work, reports = context.Queue(), context.Queue()
-            child = context.Process(
-                target=generator_process,
-                args=(visible, settings, parameters, work, reports),
-                name=name,
-                daemon=True,
-            )
-            child.start()
-    except (OSError, EOFError) as error:
-        raise GeneratorFailed(
-            f"{name} cannot be started ({error}): is /dev/shm full, or the number of processes or"
-            " files at its limit?"
-        ) from error
-    come = queue.SimpleQueue()
-    given = reports, come, child.sentinel
-    receiver = threading.Thread(target=receive, args=given, daemon=True)
-    receiver.start()
-    return Generator(number, child, work, come, heard=time.monotonic(), receiver=receiver)
 
 
 def receive(reports: multiprocessing.Queue, come: queue.SimpleQueue, ended: int) -> None:

@@ -22,7 +22,7 @@ import core.generators
 import loss
 from core.engine import EngineSettings
 from core.feed import Feed, PromptOrder, Prompts
-from core.generators import Generator, GeneratorFailed, start_generator
+from core.generators import Generator, GeneratorFailed, receive
 from core.rollouts import Report, given_rollout
 from core.settings import Settings
 from core.text import make_decoding
@@ -83,9 +83,8 @@ def test_solved_prompts_come_again_when_few_others_are_left_or_with_positive_res
 
 def generator_of(reports, *lives, heard=0.0):
     """The trainer's side of a generator, whose process lives at these calls."""
-    name, is_alive = "generator 0 on cpu", iter(lives).__next__
-    process = SimpleNamespace(name=name, exitcode=-9, is_alive=is_alive)
-    return Generator(0, process, None, reports, time.monotonic() - heard)
+    process = SimpleNamespace(name="generator 0 on cpu", exitcode=-9, is_alive=iter(lives).__next__)
+    return Mock(process=process, reports=reports, heard=time.monotonic() - heard)
 
 
 def test_pitfall_12_a_dead_or_silent_generator_is_seen():
@@ -100,11 +99,11 @@ def test_pitfall_12_a_dead_or_silent_generator_is_seen():
     ):
         reports = queue.SimpleQueue()
         generator, came = generator_of(reports, True, alive, heard=10), []
-        assert not [*generator.read_reports(timeout=60)]
+        assert not [*Generator.read_reports(generator, timeout=60)]
         for each in sent:
             reports.put(each)
         with pytest.raises(GeneratorFailed, match=failure):
-            came.extend(generator.read_reports(timeout=5))
+            came.extend(Generator.read_reports(generator, timeout=5))
         assert came == [each for each in sent if not each.error]
 
 
@@ -113,17 +112,16 @@ def test_a_generator_that_stops_or_dies_in_the_middle_of_a_report_is_seen(sent):
     """The first four bytes say that 100 are to come."""
     reports, come = multiprocessing.get_context("spawn").Queue(), queue.SimpleQueue()
     ended, end = os.pipe()
-    given = reports, come, ended
-    receiver = threading.Thread(target=core.generators.receive, args=given, daemon=True)
+    receiver = threading.Thread(target=receive, args=(reports, come, ended), daemon=True)
     receiver.start()
     os.write(reports._writer.fileno(), sent)
     generator = generator_of(come, True, False, heard=10)
     generator.receiver = receiver
     with pytest.raises(GeneratorFailed, match="generator 0 on cpu has been silent"):
-        next(generator.read_reports(timeout=5))
+        next(Generator.read_reports(generator, timeout=5))
     os.close(end)  # a sentinel says that its process has ended
     with pytest.raises(GeneratorFailed, match="generator 0 on cpu ended by signal 9"):
-        next(generator.read_reports(timeout=60))
+        next(Generator.read_reports(generator, timeout=60))
     assert receiver.is_alive() == bool(sent)  # it waits for the other half
 
 
@@ -143,7 +141,7 @@ def test_a_generator_sees_its_own_gpu_alone(monkeypatch, visible, device, seen):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     before = dict(os.environ)
     engine = EngineSettings("model", device, "float32", 1, 8, None)
-    generator = start_generator(0, engine, Tells())
+    generator = Generator(0, engine, Tells())
     assert dict(os.environ) == before
     assert generator.process.name.endswith(device)
     assert f"{seen} as cuda:0" in generator.reports.get(timeout=300).error
@@ -363,4 +361,4 @@ def test_a_generator_that_cannot_be_started_says_why(monkeypatch):
     engine = EngineSettings("model", "cpu", "float32", 1, 8, None)
     why = r"^generator 1 on cpu cannot be started \(\[Errno 28\] No space left.*is /dev/shm full"
     with pytest.raises(GeneratorFailed, match=why):
-        start_generator(1, engine, None)
+        Generator(1, engine, None)

@@ -355,7 +355,7 @@ def test_a_model_is_a_folder_here_or_beside_the_scripts_or_a_name_on_the_hub(her
 def test_a_generator_process_samples_takes_updates_validates_and_stops(models, kind, engine):
     settings, model = settings_of(models[kind], engine), load_model(models[kind])
     shared = parameters_of(model)
-    with contextlib.closing(generators.start_generator(0, settings, shared)) as generator:
+    with contextlib.closing(generators.Generator(0, settings, shared)) as generator:
         while not [*generator.read_reports(300)]:
             time.sleep(0.01)
         assert generator.slots == settings.slots
