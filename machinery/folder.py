@@ -57,8 +57,8 @@ def write_config(folder: Path, settings: Settings) -> None:
     """Write config.json: all settings, and the versions of Python, torch and transformers."""
     versions = {name: version(name) for name in ("torch", "transformers")}
     versions["python"] = platform.python_version()
-    stored = dataclasses.asdict(settings) | {"versions": versions}
-    stored |= {"resume": None, "from_step": None}  # no settings of the run
+    others = {"versions": versions, "resume": None, "from_step": None}  # no settings of the run
+    stored = dataclasses.asdict(settings) | others
     write_whole(folder / "config.json", json.dumps(stored, indent=2) + "\n")
 
 

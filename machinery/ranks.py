@@ -107,12 +107,11 @@ class RankSilent(Exception):
 
 
 @contextlib.contextmanager
-def one_of_the_ranks(
-    rank: int, devices: list[str], store: dist.Store, patience: float
-) -> Iterator[None]:
+def one_of_the_ranks(rank: int, settings: Settings, store: dist.Store) -> Iterator[None]:
     """In this block this process is one of the trainer's ranks, which have met in this store. They
-    wait for each other at most `patience` seconds, but see `from_rank_0`: RankSilent where gloo has
+    wait for each other at most --wait-timeout, but see `from_rank_0`: RankSilent where gloo has
     waited longer. NCCL does not raise: it ends the process."""
+    patience, (_, devices) = settings.wait_timeout, devices_here(settings)
     backend = "gloo"
     if devices[rank].startswith("cuda"):
         torch.cuda.set_device(devices[rank])  # first of all: otherwise some allocations go to GPU 0
@@ -161,33 +160,27 @@ def other_ranks(
     store = dist.TCPStore(
         HERE, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
     )
-    patience = settings.wait_timeout
     with signals_deferred():
         others = multiprocessing.spawn(
             _other_rank,
-            (devices, port, patience, train, arguments),
+            (settings, port, train, arguments),
             len(devices) - 1,
             join=False,
             daemon=True,
         )
     watching = threading.Thread(target=_watch, args=(others, leave), daemon=True)
     watching.start()
-    with one_of_the_ranks(0, devices, store, patience):
+    with one_of_the_ranks(0, settings, store):
         yield
     watching.join(60)  # seconds, in which nothing should take one
 
 
 def _other_rank(
-    number: int,
-    devices: list[str],
-    port: int,
-    patience: float,
-    train: Callable,
-    arguments: tuple,
+    number: int, settings: Settings, port: int, train: Callable, arguments: tuple
 ) -> None:
     belong_to_the_run()
     rank = number + 1
-    with one_of_the_ranks(rank, devices, dist.TCPStore(HERE, port), patience):
+    with one_of_the_ranks(rank, settings, dist.TCPStore(HERE, port)):
         train(rank, *arguments)
     os._exit(0)  # at once: if Python ends slowly, one of gloo's threads may abort the process
 
