@@ -73,6 +73,14 @@ def as_from_a_terminal():
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # when its parent dies
 
 
+def wait_until(condition, said=str, seconds=60):
+    """Wait until condition() holds. AssertionError, with what said() is, if that takes longer."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, said()
+        time.sleep(0.1)
+
+
 class RealRun:
     """`python train.py` in a process of its own, which stands in `folder`. The folder's own
     train.py is run if it has one (`project`)."""
@@ -124,15 +132,11 @@ class RealRun:
                 maps = Path(f"/proc/{process}/maps").read_text()
                 self.shared_memory |= {*map(int, re.findall(r"(\d+) +/dev/shm/", maps))}
 
-    def until(self, condition, seconds=300):
+    def until(self, condition):
         """Wait until condition() holds. AssertionError with the output if it never does or the run
         ends first."""
-        deadline = time.monotonic() + seconds
-        while not condition():
-            said = self.text()[-3000:]
-            assert not self.ended(), f"ended with {self.process.returncode}:\n{said}"
-            assert time.monotonic() < deadline, f"not within {seconds} s:\n{said}"
-            time.sleep(0.05)
+        wait_until(lambda: condition() or self.ended(), self.text, 300)
+        assert condition(), f"ended with {self.process.returncode}:\n{self.text()}"
 
     def until_step(self, step):
         self.until(lambda: last_step(self.folder) >= step)
@@ -140,17 +144,11 @@ class RealRun:
     def end(self, seconds=600):
         """Wait until the run has ended, with all its processes and its shared memory; the exit
         status."""
-        deadline = time.monotonic() + seconds
-        while not self.ended():
-            assert time.monotonic() < deadline, f"it goes on:\n{self.text()[-3000:]}"
-            self.look_at_shared_memory()
-            time.sleep(0.2)
+        wait_until(lambda: self.look_at_shared_memory() or self.ended(), self.text, seconds)
         # Python's resource tracker removes what dead processes have left, a moment after their end.
-        deadline = time.monotonic() + 60
         in_memory = lambda: {file.inode() for file in os.scandir("/dev/shm")}
-        while left := {*self.processes()} | (self.shared_memory & in_memory()):
-            assert time.monotonic() < deadline, f"left over: {left}"
-            time.sleep(0.05)
+        left = lambda: {*self.processes()} | (self.shared_memory & in_memory())
+        wait_until(lambda: not left(), left)
         return self.process.returncode
 
     def end_well(self):

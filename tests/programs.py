@@ -22,6 +22,14 @@ def require_verdicts(table, score):
         assert score(*cells) is (verdict == "right"), cells
 
 
+def judge(pool, items):
+    """The verdicts, one each, in the order of the items."""
+    keyed = [(i, *item) for i, item in enumerate(items)]
+    verdicts = sorted(pool.judge(keyed), key=lambda pair: pair[0])
+    assert [key for key, _ in verdicts] == [*range(len(items))] and pool.unfinished == 0
+    return [verdict for _, verdict in verdicts]
+
+
 def read_programs(name):
     """The programs of a file beside this one by their groups (===) and names (---)."""
     groups = Path(__file__).with_name(name).read_text(encoding="utf-8").split("=== ")[1:]

@@ -91,12 +91,15 @@ def make_group(number, rollouts, correct):
     return group
 
 
-def batch_of_groups(seed=0):
-    """Three groups of four ragged completions with forced and truncated ones among them."""
+def batch_of_groups(seed=0, long_prompts=False):
+    """Three groups of four ragged completions with forced and truncated ones among them. Of the
+    long prompts, of 12 and 13 tokens, two are the same."""
     rng = np.random.default_rng(seed)
     groups = []
     for number in range(3):
         prompt = rng.integers(18, size=rng.integers(2, 7)).tolist()
+        if long_prompts:
+            prompt = [*range(12 + number % 2)]
         rollouts, correct = [], []
         for index in range(4):
             tokens = rng.integers(18, size=rng.integers(3, 15))

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from programs import require_verdicts
+from programs import judge, require_verdicts
 
 from data import Problem
 from data.load import load_data, load_evaluation
@@ -71,9 +71,9 @@ def test_no_answer_is_run(tmp_path, monkeypatch):
         tried += [(problem, text) for text in (*wrong, problem.answer)]
         tried += [(sums, rf"\boxed{{{text}}}") for text in "54"]
     with VerifierPool(1, 10, 4) as pool:
-        verdicts = dict(pool.judge([(i, *item) for i, item in enumerate(tried)]))
+        verdicts = judge(pool, tried)
     assert not left.exists()
-    right = [text for i, (_, text) in enumerate(tried) if verdicts[i].correct]
+    right = [text for (_, text), verdict in zip(tried, verdicts) if verdict.correct]
     assert right == 2 * [ours.answer, r"\boxed{4}"]
 
 

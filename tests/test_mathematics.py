@@ -4,7 +4,7 @@ and hostile answers."""
 import re
 from pathlib import Path
 
-from programs import require_verdicts
+from programs import judge, require_verdicts
 
 from data.tasks.mathematics import last_boxed, problem, score
 from data.verify import VerifierPool
@@ -119,7 +119,6 @@ def test_hostile_answers_cost_nobody_a_verdict():
     texts = [*BOMBS, *(row[2] for row in ANSWERS if row[3] == "too large"), *["19"] * 9]
     nineteen = problem("What?", "19")
     with VerifierPool(2, time_limit=5, memory_gib=2) as pool:
-        items = [(i, nineteen, rf"</think>\boxed{{{text}}}") for i, text in enumerate(texts)]
-        verdicts = dict(pool.judge(items))
-    for i, text in enumerate(texts):
-        assert (verdicts[i].correct, verdicts[i].failure) == (text == "19", None), text[:80]
+        verdicts = judge(pool, [(nineteen, rf"</think>\boxed{{{text}}}") for text in texts])
+    for text, verdict in zip(texts, verdicts):
+        assert (verdict.correct, verdict.failure) == (text == "19", None), text[:80]

@@ -139,14 +139,17 @@ def test_a_failed_run_is_reported_and_the_others_go_on(pretend, capsys):
     assert "| other " in Path("runs/two/tables.md").read_text()
 
 
-@pytest.mark.parametrize("batches, step, why", [(20, 3, "less than 0.05"), (2, 2, "Every prompt")])
+@pytest.mark.parametrize(
+    "batches, every, step, why", [(20, 1, 3, "less than 0.05"), (2, 9, 2, "Every prompt")]
+)
 def test_a_run_that_has_levelled_off_or_no_prompt_left_says_why_and_is_finished_as_it_was_wanted(
-    models, tmp_path, monkeypatch, batches, step, why
+    models, tmp_path, monkeypatch, batches, every, step, why
 ):
-    """At the fourth validation, by a curve that is said to be level there; or after its batches."""
+    """At the fourth validation, by a curve that is said to be level there; or after its batches,
+    with a last validation."""
     level = lambda series, least_gain: least_gain == 0.05 and len(series.x) == 4
     monkeypatch.setattr("machinery.run.levelled_off", level)
-    chosen = steps.settings(steps=20, validation_every=1, stop_when_gain_below=0.05)
+    chosen = steps.settings(steps=20, validation_every=every, stop_when_gain_below=0.05)
     write_config(tmp_path, chosen)
     given = [steps.batch_of_groups()] * batches
     run, _ = steps.train_on(chosen, models["llama"], given, tmp_path)
@@ -155,7 +158,8 @@ def test_a_run_that_has_levelled_off_or_no_prompt_left_says_why_and_is_finished_
     assert log(tmp_path, "end") == [] and not finished("70")  # its model is not written yet
     run.leave_results(lambda folder: folder)
     (end,) = log(tmp_path, "end")
-    assert end["step"] == steps.FIRST + step and why in end["reason"]
+    assert end["step"] == steps.FIRST + step == log(tmp_path, "validation")[-1]["step"]
+    assert why in end["reason"]
     assert finished("70") and finished("20") and not finished("71")
     for other in ("--least-prompts", "9"), ("--stop-when-gain-below", "0.01"):
         assert not finished("70", *other)

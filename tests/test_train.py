@@ -119,32 +119,6 @@ def test_ppo_off_policy_k_trains_k_steps_on_what_one_policy_sampled(tmp_path):
 # --- other data and models ------------------------------------------------------------------------
 
 
-ALWAYS_RIGHT = """
-from data import Problem
-def problems(split, number, seed=0):
-    return [Problem(f"{i}+{len(split)}=", "", __name__) for i in range(40 * number)]
-def score(problem, completion):
-    return True
-"""
-
-
-@pytest.mark.slow
-def test_a_run_ends_when_every_prompt_of_a_task_of_ones_own_is_retired(tmp_path):
-    """A file in data/ with two functions is a task; with the penalty for length nothing is
-    interrupted."""
-    flags = """
-        --data always --defaults toy --train-prompts 8 --steps 20 --length-control penalty
-    """
-    folder, printed = run(project(tmp_path, data__tasks__always=ALWAYS_RIGHT), *flags.split())
-    reason, end = "Every prompt has been retired (pass rate >= 0.9)", log(folder)[-1]
-    assert reason in printed and (end["kind"], end["reason"]) == ("end", reason)
-    steps = log(folder, "train")
-    assert 2 <= len(steps) < 20 and steps[-1]["prompts_retired"] == 8
-    assert all(line["interrupted_fraction"] == 0 for line in steps)
-    validated = {line["step"] for line in log(folder, "validation")}
-    assert len(steps) in validated <= {0, 8, 16, len(steps)} and (folder / "model").is_dir()
-
-
 RECORDS = {
     "sums": '{"question": "What is NUMBER and NUMBER?", "answer": "NUMBER"}',
     "programs": '{"problem": "Double a number, NUMBER times.", "tests": '

@@ -1,7 +1,6 @@
 """Optimizer steps: batches and micro-batches, gradients against a plain reference, one rank against
 several."""
 
-import dataclasses
 import math
 import time
 import traceback
@@ -56,7 +55,7 @@ def test_pitfalls_5_and_11_a_step_is_that_of_single_completions_however_it_is_cu
         aggregation=["sample", "prompt", "token"][number % 3],
         loss=["cispo", "gspo", "dapo"][number // 2],
     )
-    groups = [groups_with_long_prompts, batch_of_groups][number % 2](number)
+    groups = batch_of_groups(number, long_prompts=number % 2 == 0)
     groups[-1].verdicts[1] = Verdict(False, "time limit")
     batch = Batch(groups, FIRST)
     assert (~batch.usable_PG).nonzero().tolist() == [[0, 3], [2, 1]]  # truncated; no verdict
@@ -126,17 +125,6 @@ def test_a_step_without_variance_or_that_is_not_finite_changes_nothing_and_five_
 def all_micro_batches(rollouts, tokens, rank=0, ranks=1, share=False, device=CPU):
     rows = list(range(len(rollouts)))
     return list(micro_batches(rollouts, rows, tokens, device, rank, ranks, share))
-
-
-def groups_with_long_prompts(seed=0):
-    """Prompts of 12 and 13 tokens; two of the three groups have the same one."""
-    groups = batch_of_groups(seed)
-    for group in groups:
-        prompt = [*range(12 + group.number % 2)]
-        for i, r in group.rollouts.items():
-            group.requests[i] = dataclasses.replace(r.request, prompt_ids=prompt)
-            group.rollouts[i] = dataclasses.replace(r, request=group.requests[i])
-    return groups
 
 
 @pytest.mark.parametrize(
@@ -296,7 +284,7 @@ def train_cases(rank, ranks, models, folder, shared):
     for name, parameters in shared.items():
         kind, changes = CASES[name]
         chosen = settings(2, trainers=ranks, **{"tokens_per_micro_batch": 1} | changes)
-        batches = [groups_with_long_prompts(0), groups_with_long_prompts(1)]
+        batches = [batch_of_groups(seed, long_prompts=True) for seed in (0, 1)]
         try:
             train_rank(rank, chosen, models[kind], batches, folder / name, parameters)
         except Exception:

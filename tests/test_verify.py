@@ -5,12 +5,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
-from faults import ROOT
-from programs import rows
+from faults import ROOT, wait_until
+from programs import judge, rows
 
 from data import Problem
 from data.tasks import arithmetic
@@ -97,14 +96,6 @@ def task(tmp_path, monkeypatch):
     assert list((tmp_path / "temporary").iterdir()) == [], "temporary files were left"
 
 
-def judge(pool: VerifierPool, items: list) -> list:
-    """The verdicts, one each, in the order of the items."""
-    keyed = [(i, *item) for i, item in enumerate(items)]
-    verdicts = sorted(pool.judge(keyed), key=lambda pair: pair[0])
-    assert [key for key, _ in verdicts] == [*range(len(items))] and pool.unfinished == 0
-    return [verdict for _, verdict in verdicts]
-
-
 def state(pid: int) -> str:
     """The letter of a process's state; Z, as of a zombie, if it is gone."""
     try:
@@ -116,13 +107,6 @@ def state(pid: int) -> str:
 def is_running(marker: Path) -> bool:
     """Whether the process runs whose id is in this file."""
     return state(int(marker.read_text())) != "Z"
-
-
-def wait_until(condition, seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 # What the completion has the score do, the score, the failure, and what its detail says.

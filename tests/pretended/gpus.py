@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 aten = torch.ops.aten
-COPYING = {aten._to_copy, aten.copy_, aten.copy}
+COPYING = {aten._to_copy, aten.copy_}
 COLLECTIVES = ("c10d", "_c10d_functional")
 usual_data, usual_attention = (
     torch._C.TensorBase.data,
@@ -50,8 +50,6 @@ def tell_cpp() -> None:
         return ctypes.addressof(kept[-1])
 
     registry = (ctypes.c_void_p * 21).in_dll(c10, "_ZN3c104impl26device_guard_impl_registryE")
-    if registry[1]:  # of CUDA: this process pretends already
-        return
     kept.append(guard := ctypes.c_void_p(table(functions(0, []))))
     registry[1] = ctypes.addressof(guard)
     torch._C._ensureCUDADeviceGuardSet()
@@ -68,12 +66,9 @@ def tell_cpp() -> None:
 class Stub:
     """A stream, an event or a device as a context: nothing happens."""
 
-    cuda_stream = priority = 0
     __init__ = lambda self, *_, **__: None
     __enter__ = record = lambda self, *_: self
-    __exit__ = wait_stream = wait_event = synchronize = record_event = wait = is_capturing = (
-        lambda self, *_: None
-    )
+    __exit__ = wait_stream = wait_event = record_event = is_capturing = lambda self, *_: None
 
 
 def current() -> int:
@@ -84,7 +79,6 @@ def current() -> int:
 def answer_for_cuda(gpus: int) -> None:
     """What is asked of torch.cuda gets an answer. FakeTensorMode needs no more."""
     torch.cuda._lazy_init = lambda: None
-    torch.Tensor.pin_memory = lambda self, *_: self
     tell_cpp()
     torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device=) is dispatched too
     seen = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -99,14 +93,10 @@ def answer_for_cuda(gpus: int) -> None:
     answers = dict(
         is_available=lambda: gpus > 0, is_initialized=lambda: gpus > 0, device_count=lambda: gpus,
         current_device=current, set_device=set_device,
-        current_stream=Stub, default_stream=Stub, stream=Stub, device=Stub, Stream=Stub, Event=Stub,
-        get_rng_state=lambda *_: torch.get_rng_state(),
-        set_rng_state=lambda state, *_: torch.set_rng_state(state),
-        get_device_capability=lambda *_: (9, 0), _is_in_bad_fork=lambda: False,
+        current_stream=Stub, stream=Stub, Stream=Stub, Event=Stub,
         cudart=lambda: SimpleNamespace(cudaHostRegister=done, cudaHostUnregister=done),
     )  # fmt: skip
-    nothing = "synchronize init empty_cache manual_seed manual_seed_all check_error"
-    nothing += " set_per_process_memory_fraction"
+    nothing = "synchronize empty_cache check_error set_per_process_memory_fraction"
     # Each a function of its own, as torch.compile's tables want it.
     answers |= {name: lambda *_: 0 for name in nothing.split()}
     answers["is_bf16_supported"] = lambda including_emulation: "PRETENDED_T4" not in os.environ
@@ -130,7 +120,6 @@ class GpuTensor(torch.Tensor):
         return made
 
     untyped_storage = lambda self: self.inner.untyped_storage()
-    data_ptr = lambda self: self.inner.data_ptr()
     tolist = lambda self: self.cpu().tolist()
 
     @classmethod
@@ -158,7 +147,6 @@ def ours(types) -> bool:
 def dispatch(func, args, kwargs):
     """Do the call on the inner tensors, if their devices go together, and say that the results are
     on the GPU."""
-    kwargs = kwargs | {"pin_memory": False} if kwargs.get("pin_memory") else kwargs
     flat, shape = tree_flatten((args, kwargs))
     on_gpus, wanted = (
         [a for a in flat if isinstance(a, kind)] for kind in (GpuTensor, torch.device)
@@ -234,9 +222,7 @@ def device_of(func, flat, on_gpus, args) -> int | None:
 def set_data(tensor, value):
     if not isinstance(value, GpuTensor) and not isinstance(tensor, GpuTensor):
         return usual_data.__set__(tensor, value)
-    new = value.detach()
-    if isinstance(tensor, torch.nn.Parameter):
-        new = torch.nn.Parameter(new, tensor.requires_grad)
+    new = torch.nn.Parameter(value.detach(), tensor.requires_grad)
     return torch.utils.swap_tensors(tensor, new)
 
 
@@ -260,7 +246,6 @@ def pretend(gpus: int) -> None:
     answer_for_cuda(gpus)
     torch.Tensor.data = property(lambda self: usual_data.__get__(self), set_data)
     torch.nn.functional.scaled_dot_product_attention = attention
-    torch.Tensor.is_pinned = lambda self, *_: False
     torch.__future__.set_swap_module_params_on_conversion(True)
     start = dist.init_process_group
     dist.init_process_group = lambda backend, *args, **kw: start(
