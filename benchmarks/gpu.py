@@ -183,12 +183,12 @@ def engine_tests() -> None:
 def killed_and_resumed() -> None:
     """kill -9 of a generator, then of the trainer, and --resume."""
     beside = start_step("engine_tests", 100)
-    run = RealRun(Path.cwd(), "--engine", "torch", "--steps", "12")
+    run = RealRun(Path.cwd(), "--engine torch --steps 12")
     run.until_step(2)
     run.kill(run.children()[-1])
     run.until_step(6)
     run.kill()
-    resumed = RealRun(Path.cwd(), "--resume", str(run.folder))
+    resumed = RealRun(Path.cwd(), f"--resume {run.folder}")
     tell("status and last step of the resumed run", "0 12", resumed.end(), last_step(run.folder))
     beside.wait()
 

@@ -113,7 +113,13 @@ def models(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def golden_run(models, tmp_path_factory):
+def llama(models):
+    """The folder of a tiny random Llama."""
+    return models["llama"]
+
+
+@pytest.fixture(scope="session")
+def golden_run(llama, tmp_path_factory):
     """The folder of a run of two steps on the groups of steps.py, with all that a run leaves. It is
     made once, to be read; `run` is a copy."""
     import steps
@@ -121,11 +127,11 @@ def golden_run(models, tmp_path_factory):
     from loss import Recipe
     from machinery.folder import write_config
 
-    folder, model = tmp_path_factory.mktemp("golden"), models["llama"]
-    of_a_run = dict(model=model, defaults="toy", recipe=Recipe(eps_max=0.05), name="run")
+    folder = tmp_path_factory.mktemp("golden")
+    of_a_run = dict(model=llama, defaults="toy", recipe=Recipe(eps_max=0.05), name="run")
     chosen = steps.settings(2, validation_every=1, rollouts_kept=3, **of_a_run)
     batches = [steps.groups_of_every_fate(), steps.batch_of_groups(1)]
-    steps.train_on(chosen, model, batches, folder)
+    steps.train_on(chosen, llama, batches, folder)
     write_config(folder, chosen)
     steps.add_R0(folder)
     return folder

@@ -20,7 +20,7 @@ SOURCES = [*ROOT.glob("*.py"), *(path for room in ROOMS for path in (ROOT / room
 TINY = """
     --prompts-per-step 4 --completions-per-prompt 4 --validation-problems 6
     --validation-samples 2 --slots 32 --checkpoint-every 2 --threads 1
-""".split()
+"""
 
 # Columns of a log that do not depend on the machine's speed.
 COMPUTED = """
@@ -82,18 +82,18 @@ def wait_until(condition, said=str, seconds=60):
 
 
 class RealRun:
-    """`python train.py` in a process of its own, which stands in `folder`. The folder's own
+    """`python train.py FLAGS` in a process of its own, which stands in `folder`. The folder's own
     train.py is run if it has one (`project`)."""
 
-    def __init__(self, folder, *flags, name="run"):
+    def __init__(self, folder, flags, name="run"):
         own = folder / "train.py"
         script = own if own.exists() else ROOT / "train.py"
         self.folder, self.output = folder / "runs" / name, folder / f"{name}.txt"
         self.shared_memory: set[int] = set()  # inodes of what its processes were seen to use
-        start = [] if "--resume" in flags else ["--name", name, *TINY]
+        start = "" if "--resume" in flags else f"--name {name} {TINY}"
         with open(self.output, "w") as output:
             self.process = subprocess.Popen(
-                [sys.executable, script, *start, *flags],
+                [sys.executable, script, *f"{start} {flags}".split()],
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
                 stdout=output,

@@ -4,6 +4,7 @@
 import importlib.util
 import json
 import os
+import shlex
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -47,14 +48,19 @@ needs_vllm = pytest.mark.skipif(
 )
 
 
-def run_train(arguments):
-    """The command `python train.py ARGUMENTS`, in this process."""
-    return train.main(parse(arguments, Settings, description=train.__doc__))
+def asked(flags, command=Settings):
+    """The settings that a user asks for by these flags."""
+    return parse(shlex.split(flags), command)
 
 
-def run_generate(arguments):
-    """The exit status of `python generate.py` with these arguments, run in this process."""
-    return generate.main(parse(arguments, GenerateCommand, generate.__doc__))
+def run_train(flags):
+    """The command `python train.py FLAGS`, in this process. Returns its exit status."""
+    return train.main(asked(flags))
+
+
+def run_generate(flags):
+    """The command `python generate.py FLAGS`, in this process. Returns its exit status."""
+    return generate.main(asked(flags, GenerateCommand))
 
 
 # --- groups that are trained on -------------------------------------------------------------------

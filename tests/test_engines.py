@@ -179,14 +179,14 @@ def test_thinking_budgets_do_not_follow_the_noise_of_their_completions():
 
 @over_both
 def test_pitfall_14_after_an_update_tokens_in_flight_go_on_over_the_old_cache_and_no_others(
-    make, name, models
+    make, name, llama
 ):
     """They follow the new parameters. What is interrupted after the update goes on over the blocks
     that were full; the rest is computed again. A validation of the same prompts comes between, and
     sees no old cache."""
     steps, block = 9, BLOCK[name]
     engine, new, shared = make(name)
-    old = load_model(models["llama"])
+    old = load_model(llama)
     wanted = [
         Request(i, j, [i, *range(18), *range(i + 8)], 29 - 5 * j, (0, i, j))
         for i in range(12)
@@ -302,7 +302,7 @@ def test_pitfall_3_the_head_inside_of_vllm_is_the_trainers(make, fp32_logits):
 
 
 @vllm_alone
-def test_pitfall_14_a_cache_that_is_full_leaves_every_rollout_right(models, monkeypatch):
+def test_pitfall_14_a_cache_that_is_full_leaves_every_rollout_right(llama, monkeypatch):
     """The cache has room for four completions of full length, while sixteen are given to vLLM. What
     is preempted is computed again, also across an update; each token keeps the log-probability and
     the version of the parameters that sampled it. What has not begun when the update comes (some
@@ -310,8 +310,8 @@ def test_pitfall_14_a_cache_that_is_full_leaves_every_rollout_right(models, monk
     with the newest parameters."""
     # 13 blocks of 32 tokens: keys and values, 2 layers, 4 heads, 32 numbers of 4 bytes.
     monkeypatch.setattr("core.vllm_engine.CPU_CACHE", 13 * 2**16)
-    engine = make_engine(settings_of(models["llama"], "vllm", slots=16))
-    old, new = load_model(models["llama"]), load_model(models["llama"])
+    engine = make_engine(settings_of(llama, "vllm", slots=16))
+    old, new = load_model(llama), load_model(llama)
     shared = parameters_of(new, version=3)
     engine.update(shared)
     first, *same = [Request(0, i, [*range(13)] * 3, 30, (0, i)) for i in range(30)]
@@ -338,7 +338,7 @@ def test_pitfall_14_a_cache_that_is_full_leaves_every_rollout_right(models, monk
 def test_the_command_evaluates_with_vllm_and_finds_the_usual_pass_rate(tmp_path):
     """mean@8 of the base model on 128 problems: within 4 standard deviations of .12."""
     log = tmp_path / "log.jsonl"
-    assert run_generate(f"--evaluate --samples 8 --engine vllm --log {log}".split()) == 0
+    assert run_generate(f"--evaluate --samples 8 --engine vllm --log {log}") == 0
     assert abs(json.loads(log.read_text())["pass_rate"] - 0.12) < 0.04
 
 
@@ -379,7 +379,7 @@ def test_on_a_gpu_vllm_sizes_its_own_cache(monkeypatch, asked, free, share):
     "thinking, cache, message",
     [(1000, 2**26, "greater than the derived max_model"), (30, 2**16, "lower --generator-memory")],
 )
-def test_what_vllm_cannot_do_is_said_in_one_sentence(models, monkeypatch, thinking, cache, message):
+def test_what_vllm_cannot_do_is_said_in_one_sentence(llama, monkeypatch, thinking, cache, message):
     monkeypatch.setattr("core.vllm_engine.CPU_CACHE", cache)
     with pytest.raises(NoEngine, match=rf"^--engine vllm: [^\n]*{message}[^\n]*$"):
-        make_engine(settings_of(models["llama"], "vllm", thinking_budget=thinking))
+        make_engine(settings_of(llama, "vllm", thinking_budget=thinking))

@@ -9,14 +9,14 @@ import sys
 from dataclasses import replace
 
 import pytest
-from steps import loss_by_hand, make_group, policy_of
+from steps import asked, loss_by_hand, make_group, policy_of
 from torch.nn.utils import parameters_to_vector
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import loss
 from core.model import load_model, load_tokenizer
 from core.rollouts import Batch, given_rollout
-from core.settings import ROOT, parse, read_sources
+from core.settings import ROOT, read_sources
 from core.text import prompt_ids
 from data.tasks import arithmetic
 from machinery.folder import write_config
@@ -27,7 +27,7 @@ FLAGS = """
     --steps 2 --train-prompts 40 --validation-problems 8 --prompts-per-step 6
     --completions-per-prompt 4 --validation-samples 2 --warmup-steps 0 --learning-rate 1e-3
 """
-SETTINGS = parse(FLAGS.split())
+SETTINGS = asked(FLAGS)
 MODEL = str(ROOT / SETTINGS.model)
 BASE = replace(loss.RECIPES["base"], asynchrony="ppo-1")
 GSPO = replace(loss.Recipe(), loss="gspo", aggregation="token", advantage_norm="none")

@@ -17,7 +17,7 @@ from core.model import load_model
 from core.settings import read_settings
 from machinery.folder import checkpoints, json_lines
 
-FOREVER = ["--steps", "100000"]
+FOREVER = "--steps 100000"
 HINT = "python train.py --resume runs/run goes on from the last checkpoint"
 
 
@@ -56,10 +56,10 @@ def test_kill_9_and_resume_to_the_last_digit_and_a_killed_generator_is_replaced(
     """A run beside one in one process that is left alone. Its trainer is killed; it goes on in one
     process, then with processes again, and at last its generator is killed. PipelineRL-0,
     PPO-off-policy-1 and what one process does are the same thing."""
-    flags = ["--train-prompts", "20", "--validation-every", "3"]
-    usual = ["--one-process", "--steps", "9", "--asynchrony", "ppo-1"]
-    alone = RealRun(tmp_path, *flags, *usual, name="alone")
-    run = RealRun(tmp_path, *flags, "--steps", "12", "--asynchrony", "pipeline-0")
+    flags = "--train-prompts 20 --validation-every 3"
+    usual = f"{flags} --one-process --steps 9 --asynchrony ppo-1"
+    alone = RealRun(tmp_path, usual, name="alone")
+    run = RealRun(tmp_path, f"{flags} --steps 12 --asynchrony pipeline-0")
     run.until_step(3)
     assert run.children() and run.processes("data.verify")
     run.kill()
@@ -67,10 +67,10 @@ def test_kill_9_and_resume_to_the_last_digit_and_a_killed_generator_is_replaced(
     assert run.shared_memory, "the control"
     alone.end_well()
 
-    run = RealRun(tmp_path, "--resume", "runs/run", "--one-process", "--steps", "6")
+    run = RealRun(tmp_path, "--resume runs/run --one-process --steps 6")
     run.end_well()
     assert "going on from step 2\n" in run.text()
-    run = RealRun(tmp_path, "--resume", "runs/run", "--no-one-process", "--steps", "12")
+    run = RealRun(tmp_path, "--resume runs/run --no-one-process --steps 12")
     run.until_step(10)
     run.kill(run.children()[-1])
     run.end_well()
@@ -121,7 +121,7 @@ def test_a_run_goes_on_after_all_else_that_can_go_wrong_beside_the_trainer(tmp_p
         data__tasks__arithmetic=REWARD_FAILS,
     )
     flags = "--steps 10 --validation-every 5 --wait-timeout 15 --verifier-time-limit 2"
-    run = RealRun(folder, *flags.split())
+    run = RealRun(folder, flags)
     run.end_well()
     check_log(run.folder, steps=10, validation_every=5)
     for column in ("verifier_failures", "task_errors"):
@@ -157,28 +157,28 @@ def test_a_run_whose_rank_or_disk_fails_ends_and_goes_on_from_a_checkpoint(tmp_p
     """A rank dies, hangs or raises, and the disk is full, one after the other; the log at the end
     is that of one run."""
     folder = project(tmp_path, core__policy=RANK_1_BREAKS)
-    run = RealRun(folder, *FOREVER, "--trainers", "2", "--validation-problems", "500")
+    run = RealRun(folder, f"{FOREVER} --trainers 2 --validation-problems 500")
     run.until(lambda: "devices:" in run.text())  # in the first validation
     run.kill(run.children()[0])
     assert run.end() == 1 and not run.folder.exists()
 
-    run = RealRun(folder, *FOREVER, "--trainers", "2")
+    run = RealRun(folder, f"{FOREVER} --trainers 2")
     run.until_step(3)
     rank, _ = run.children()
     run.kill(rank)
     fails(run, "a process of the trainer has failed, and the run ends", "SIGKILL")
 
-    run = RealRun(folder, "--resume", "runs/run", "--wait-timeout", "20")
+    run = RealRun(folder, "--resume runs/run --wait-timeout 20")
     run.until_step(last_step(run.folder) + 2)
     os.kill(run.children()[0], signal.SIGSTOP)  # it does not die
     fails(run, "a rank of the trainer has been silent for 20 s (--wait-timeout)")
 
-    run = RealRun(folder, "--resume", "runs/run")
+    run = RealRun(folder, "--resume runs/run")
     run.until_step(last_step(run.folder) + 2)
     (tmp_path / "now").touch()  # rank 0 waits for the other in a collective meanwhile
     fails(run, "RuntimeError: this rank broke", "Traceback")
 
-    run = RealRun(folder, "--resume", "runs/run", "--trainers", "1")
+    run = RealRun(folder, "--resume runs/run --trainers 1")
     run.until(lambda: "devices:" in run.text())
     less_than_a_model = (400_000, 400_000)  # bytes
     resource.prlimit(run.process.pid, resource.RLIMIT_FSIZE, less_than_a_model)
@@ -188,7 +188,7 @@ def test_a_run_whose_rank_or_disk_fails_ends_and_goes_on_from_a_checkpoint(tmp_p
     assert all(json.loads(line) for line in (run.folder / "log.jsonl").read_text().splitlines())
 
     steps = last_step(run.folder) + 2
-    RealRun(folder, "--resume", "runs/run", "--steps", str(steps), "--generators", "2").end_well()
+    RealRun(folder, f"--resume runs/run --steps {steps} --generators 2").end_well()
     check_log(run.folder, steps, validation_every=8)
     config = read_settings(run.folder)
     assert (config.generators, config.trainers) == (2, 1)
@@ -204,7 +204,7 @@ def test_ctrl_c_saves_what_there_is(tmp_path):
     for module in ("multiprocessing", "signal", "torch"):
         (tmp_path / f"{module}.py").write_text("open('it ran', 'w')\nraise ImportError\n")
     flags = "--checkpoint-every 1000 --recipe base --trainers 2"
-    run = RealRun(tmp_path, *FOREVER, *flags.split())
+    run = RealRun(tmp_path, f"{FOREVER} {flags}")
     run.until_step(2)
     os.killpg(run.process.pid, signal.SIGINT)
     assert run.end() == 128 + signal.SIGINT
@@ -247,7 +247,7 @@ def test_a_second_signal_stops_at_once_and_keeps_the_last_checkpoint(tmp_path, r
     end."""
     name, module, function, rank, flags = row
     project(tmp_path, **{module: HANGS.format(function, rank)})
-    run, number = RealRun(tmp_path, *FOREVER, *flags.split()), signal.Signals[name]
+    run, number = RealRun(tmp_path, f"{FOREVER} {flags}"), signal.Signals[name]
     run.until((tmp_path / "stuck").exists)
     os.kill(run.process.pid, number)
     run.until(lambda: "Once more stops at once" in run.text())
@@ -293,6 +293,6 @@ def test_a_signal_before_the_first_step_is_heard_and_leaves_the_name_free(
 
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     monkeypatch.setattr(multiprocessing.process.BaseProcess, "start", hung_up)
-    assert steps.run_train(["--name", "mine", *TINY]) == 128 + signal.SIGHUP
+    assert steps.run_train(f"--name mine {TINY}") == 128 + signal.SIGHUP
     assert capsys.readouterr().err.endswith("\nstopped by SIGHUP\n")  # and not how to go on
     assert not Path("runs/mine").exists() and not multiprocessing.active_children()

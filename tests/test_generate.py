@@ -18,6 +18,7 @@ import torch
 from faults import ROOT, SOURCES, python
 from programs import rows
 from steps import (
+    asked,
     change,
     decoding,
     largest_error,
@@ -35,7 +36,7 @@ import generate
 from core import generators
 from core.model import load_model, load_tokenizer, refuse_too_long, refuse_unknown
 from core.rollouts import Report, Request, SharedParameters, given_rollout
-from core.settings import Sampling, model_path, parse, read_sources
+from core.settings import Sampling, model_path, read_sources
 from core.text import (
     completion_text,
     end_tokens,
@@ -55,10 +56,10 @@ from machinery.run import make_prompts
 # --- the way of the parameters --------------------------------------------------------------------
 
 
-def test_pitfall_13_readers_get_whole_versions_and_the_newest(models):
+def test_pitfall_13_readers_get_whole_versions_and_the_newest(llama):
     """A writer at full speed writes versions whose parameters all equal the version; no mixture is
     ever read."""
-    model, reader = load_model(models["llama"]), load_model(models["llama"])
+    model, reader = load_model(llama), load_model(llama)
     shared = SharedParameters(model)
     assert shared.version == -1
 
@@ -82,11 +83,11 @@ def test_pitfall_13_readers_get_whole_versions_and_the_newest(models):
 
 
 def test_pitfall_12_a_version_is_of_every_rank_and_a_writer_that_died_is_a_time_out(
-    models, monkeypatch
+    llama, monkeypatch
 ):
     """In the middle of a version, and not a hang."""
     monkeypatch.setattr("core.rollouts.READ_TIMEOUT", 0.05)
-    model = load_model(models["llama"])
+    model = load_model(llama)
     shared = SharedParameters(model, ranks=2)
     assert shared.holds(-1)
     with pytest.raises(TimeoutError, match="no complete version"):
@@ -103,11 +104,11 @@ def test_pitfall_12_a_version_is_of_every_rank_and_a_writer_that_died_is_a_time_
 
 @pytest.mark.parametrize("refused", [False, True])
 def test_memory_is_locked_as_long_as_its_object_is_there_or_a_warning_comes(
-    models, monkeypatch, capsys, refused
+    llama, monkeypatch, capsys, refused
 ):
     """Locked for longer, copies would go to its pages, whatever lies at their address. And CUDA
     keeps an error until it is asked for: a first kernel takes it."""
-    parameters, cuda = SharedParameters(load_model(models["llama"])), Mock(CudaError=OSError)
+    parameters, cuda = SharedParameters(load_model(llama)), Mock(CudaError=OSError)
     address = parameters.flat.data_ptr()
     cuda.check_error.side_effect = OSError("it is full") if refused else None
     cuda.zeros.side_effect = RuntimeError("CUDA error: it is full")
@@ -160,10 +161,10 @@ def test_a_completion_is_all_answer_if_the_prompt_closes_thinking(chat_models):
         assert make_decoding(tokenizer, Sampling(thinking=thinking)).thinks == thinking
 
 
-def test_every_eos_that_a_models_files_name_ends_a_completion(models, chat_models, tmp_path):
+def test_every_eos_that_a_models_files_name_ends_a_completion(llama, chat_models, tmp_path):
     chat = load_tokenizer(chat_models["qwen3"])  # its generation_config.json names both
     assert [*end_tokens(chat)] == chat.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
-    folder = Path(shutil.copytree(models["llama"], tmp_path / "model"))
+    folder = Path(shutil.copytree(llama, tmp_path / "model"))
     config = folder / "generation_config.json"
     # transformers saves no model with a temperature that is not used.
     config.write_text('{"eos_token_id": [1, 2], "temperature": 0.6}')
@@ -200,7 +201,7 @@ def test_the_system_turn_of_the_data_is_used_and_the_answer_is_shown(chat_models
         --thinking-budget 2 3 --end-of-thinking </think>
     """
     for more in ("", "--system none"):
-        settings = parse(f"{flags} {more}".split())
+        settings = asked(f"{flags} {more}")
         make_prompts(settings, load_model(path), read_sources(settings))
         said.append(capsys.readouterr().err)
     assert re.search(r"<\|im_start\|>system\\nsystem (\d+)<\|im_end\|>.*user\\nuser \1\\n", said[0])
@@ -214,8 +215,8 @@ def test_a_prompt_is_worded_as_the_data_are_and_follows_the_system_prompt(
     record = '{"problem": "1+1?", "answer": "2", "system": "You add."}\n'
     (tmp_path / "my.jsonl").write_text(record * 3)
     about = f"--model {chat_models['qwen3']} --data {tmp_path}/my.jsonl --prompt 7+8?"
-    about += " --defaults toy --prompt-budget 200 --thinking-budget 2 3 --instruction"
-    assert run_generate([*about.split(), "Be brief."]) == 0
+    about += " --defaults toy --prompt-budget 200 --thinking-budget 2 3"
+    assert run_generate(f"{about} --instruction 'Be brief.'") == 0
     printed = capsys.readouterr()
     assert printed.out.startswith("prompt  | 7+8?\n        | \n        | Be brief.")
     assert "my.jsonl has system prompts, and this prompt has none" in printed.err
@@ -225,7 +226,7 @@ def test_a_prompt_is_worded_as_the_data_are_and_follows_the_system_prompt(
     assert tokenizer.decode(ids) == "You add.\n\nhi"
 
 
-def test_tasks_and_readers_get_texts_with_the_usual_markers(models, chat_models):
+def test_tasks_and_readers_get_texts_with_the_usual_markers(llama, chat_models):
     """Also if the prompt has opened thinking, or if the model has another marker. A reader sees
     the end, and forced tokens marked; a terminal obeys no control character."""
     tokenizer = load_tokenizer(chat_models["qwen3"])
@@ -242,7 +243,7 @@ def test_tasks_and_readers_get_texts_with_the_usual_markers(models, chat_models)
     tokenizer.clean_up_tokenization_spaces = True  # as some models have it: "a ." would be "a."
     tokenizer.clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output = True
     assert completion_text(tokenizer, rules, rollout_of(tokenizer, "a .")) == "a ."
-    tokenizer = load_tokenizer(models["llama"])
+    tokenizer = load_tokenizer(llama)
     rules = make_decoding(tokenizer, Sampling(end_of_thinking=";", interruption_phrase=";"))
     assert completion_text(tokenizer, rules, rollout_of(tokenizer, "1+2;3")) == "1+2</think>3"
     forced = rollout_of(tokenizer, "1+2=3", [True, True, False, False, True, True])
@@ -281,10 +282,10 @@ prompts | "zebra" | the token 19, and the model has embeddings for 19 tokens
 
 @pytest.mark.parametrize("file, changes, message", rows(UNUSABLE))
 def test_a_model_that_cannot_be_used_is_refused_in_one_sentence(
-    models, tmp_path, file, changes, message
+    llama, tmp_path, file, changes, message
 ):
     changes = json.loads(changes.replace("LONGROPE", LONGROPE))
-    folder = Path(shutil.copytree(models["llama"], tmp_path / "model"))
+    folder = Path(shutil.copytree(llama, tmp_path / "model"))
     if file.endswith(".json"):
         (folder / file).exists() or shutil.move(folder / "config.json", folder / file)
         rewrite(folder / file, **changes)
@@ -305,9 +306,9 @@ def test_a_model_that_cannot_be_used_is_refused_in_one_sentence(
     assert "\n" not in str(refused.value) and str(refused.value).startswith("--")
 
 
-def test_code_that_lies_in_a_models_folder_is_never_run(models, tmp_path):
+def test_code_that_lies_in_a_models_folder_is_never_run(llama, tmp_path):
     """And nobody is asked whether it may be."""
-    folder = shutil.copytree(models["llama"], tmp_path / "hostile")
+    folder = shutil.copytree(llama, tmp_path / "hostile")
     (folder / "hostile.py").write_text(f"open({str(tmp_path / 'it ran')!r}, 'w')\n")
     classes = {
         "AutoConfig": "hostile.C",
@@ -401,12 +402,12 @@ def test_only_the_share_of_training_counts_as_busy_while_a_validation_is_sampled
 
 
 def test_the_command_prints_completions_and_mean_at_k(capsys, tmp_path):
-    assert run_generate("--prompt 4729+8153= --samples 9 --temperature 0".split()) == 0
+    assert run_generate("--prompt 4729+8153= --samples 9 --temperature 0") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[::2] == ["prompt  | 4729+8153="] * 9
     assert len({*lines[1::2]}) == 1 and lines[1].startswith("reply   | ")
     log = tmp_path / "evaluations.jsonl"
-    assert run_generate(f"--evaluate --problems 5 --samples 4 --log {log}".split()) == 0
+    assert run_generate(f"--evaluate --problems 5 --samples 4 --log {log}") == 0
     printed, figures = capsys.readouterr().out, json.loads(log.read_text())
     problems = [*map(json.loads, open(log.with_suffix(".problems.jsonl")))]
     assert [line["of"] for line in problems] == [4] * 5
@@ -438,14 +439,12 @@ IMPOSSIBLE = r"""
 """
 
 
-@pytest.mark.parametrize("arguments, message", rows(IMPOSSIBLE))
-def test_what_the_command_cannot_do_is_one_line_and_status_2(
-    monkeypatch, capsys, arguments, message
-):
+@pytest.mark.parametrize("flags, message", rows(IMPOSSIBLE))
+def test_what_the_command_cannot_do_is_one_line_and_status_2(monkeypatch, capsys, flags, message):
     full = MemoryError("Unable to allocate 9 TiB. More words.")
     monkeypatch.setattr("generate.make_engine", Mock(side_effect=full))
     with pytest.raises(SystemExit) as ended:
-        run_command(run_generate, arguments.split())
+        run_command(run_generate, flags)
     printed = capsys.readouterr()
     assert ended.value.code == 2 and printed.out == ""
     assert re.match(f"error: .*{message}.*\n$", printed.err)

@@ -74,12 +74,12 @@ def test_pretended_gpus_do_not_mix_and_fp32_grouped_heads_get_copies():
 
 
 SIZES = """--steps 2 --prompts-per-step 4 --completions-per-prompt 4 --validation-problems 6
-    --validation-samples 2 --checkpoint-every 2 --slots 32""".split()
+    --validation-samples 2 --checkpoint-every 2"""
 
 
-def whole_run(gpus, *flags, folder, status=0, **variables):
+def whole_run(gpus, flags, folder, status=0, **variables):
     """What train.py says with these flags, while it makes runs/run, and ends with this status."""
-    flags = ["--engine", "torch", "--name", "run", *flags]
+    flags = f"--engine torch --name run {SIZES} {flags}".split()
     done = run(gpus, ROOT / "train.py", *flags, folder=folder, **variables)
     assert done.returncode == status, done.stderr
     return done.stderr
@@ -109,8 +109,8 @@ def test_what_fits_is_tried_and_losses_are_the_same_whatever_is_chosen(
         (largest(192 * 8192), "--gradient-checkpointing --tokens-per-micro-batch 8192"),
     ):
         (folder := tmp_path / str(len(room))).mkdir()
-        common = ["--asynchrony", "ppo-1", *SIZES, *flags.split()]
-        said, its = whole_run(gpus, *common, folder=folder, **room, **t4), folder / "runs" / "run"
+        common = f"--asynchrony ppo-1 --slots 32 {flags}"
+        said, its = whole_run(gpus, common, folder, **room, **t4), folder / "runs" / "run"
         logs.append(log(its, "train"))
         assert f"trainers {trainers}" in said
         assert said.count(f"{chosen}: the largest micro-batch fits") == 1
@@ -125,9 +125,8 @@ def test_what_fits_is_tried_and_losses_are_the_same_whatever_is_chosen(
 
 
 def test_a_flag_is_kept_and_slots_are_halved_until_they_fit(tmp_path):
-    flags = [*SIZES[:-2], "--tokens-per-micro-batch", "2048"]  # without --slots
     # The keys of a layer have 4 heads of 32 numbers a position, of which a slot has 128.
-    said = whole_run(1, *flags, folder=tmp_path, **largest(128 * 136 * 64))
+    said = whole_run(1, "--tokens-per-micro-batch 2048", tmp_path, **largest(128 * 136 * 64))
     assert "--tokens-per-micro-batch 2048: the largest micro-batch fits" in said
     assert "with 64 slots" in said
 
@@ -135,6 +134,6 @@ def test_a_flag_is_kept_and_slots_are_halved_until_they_fit(tmp_path):
 @pytest.mark.parametrize("gpu", ["1", "2"])
 def test_a_rank_that_has_too_little_memory_alone_ends_the_run(tmp_path, gpu):
     """It waits for the other, or the other for it, and neither for ever."""
-    flags = ["--trainers", "2", "--wait-timeout", "30", *SIZES]
-    said = whole_run(3, *flags, folder=tmp_path, status=1, **largest(192 * 8192, gpu))
+    flags = "--trainers 2 --wait-timeout 30 --slots 32"
+    said = whole_run(3, flags, tmp_path, status=1, **largest(192 * 8192, gpu))
     assert "of the trainer alone" in said

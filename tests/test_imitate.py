@@ -51,7 +51,7 @@ def test_what_has_learned_succeeds_now_and_then_and_ends(folder):
         f"--evaluate --model {folder}/warm --log {path} --data {folder}/my.jsonl,task=arithmetic"
     )
     budgets = "--defaults toy --prompt-budget 40 --thinking-budget 10 10 --problems 20 --samples 4"
-    assert run_generate([*command.split(), *budgets.split()]) == 0
+    assert run_generate(f"{command} {budgets}") == 0
     found = json.loads(path.read_text())
     assert found["pass_rate"] > 0.05
     assert max(found["truncated_fraction"], found["interrupted_fraction"]) < 0.05
@@ -61,7 +61,7 @@ def test_what_has_learned_succeeds_now_and_then_and_ends(folder):
 def test_from_there_rl_with_the_settings_of_a_small_model_learns(folder, monkeypatch):
     monkeypatch.chdir(folder)
     flags = "--model warm --data my.jsonl,task=arithmetic --defaults small --steps 20"
-    assert run_train([*flags.split(), "--validation-problems=32", "--name=run"]) == 0
+    assert run_train(f"{flags} --validation-problems 32 --name run") == 0
     run = folder / "runs" / "run"
     first, *_, last = (line["pass_rate"] for line in log(run, "validation"))
     assert (run / "rollouts.html").exists()

@@ -54,11 +54,11 @@ FATES = [["trained"] * 3 + ["truncated"], ["trained"] * 3 + ["no verdict"], ["fi
 
 
 def test_what_is_kept_and_logged_is_how_it_was_sampled_what_it_was_worth_and_what_became_of_it(
-    models, golden_run
+    llama, golden_run
 ):
     """Of the groups, completions and tokens of the first step, by the model's forward over one
     completion at a time. The same problems are kept at all validations."""
-    groups, model = groups_of_every_fate(), load_model(models["llama"]).requires_grad_(False)
+    groups, model = groups_of_every_fate(), load_model(llama).requires_grad_(False)
     batch = Batch(groups, FIRST)
     credit = credit_of(read_settings(golden_run), batch)
     names = "step group retired answer pass_rate prompt_ids".split()
@@ -123,10 +123,10 @@ def test_about_forty_steps_are_kept_of_each_the_oldest_and_the_newest_groups():
 
 
 def test_times_count_from_the_beginning_and_six_problems_are_kept_until_the_file_is_full(
-    models, tmp_path, monkeypatch, capsys
+    llama, tmp_path, monkeypatch, capsys
 ):
     """Of a run that began at .5 seconds; problems from the shortest to the longest."""
-    prompts = GivenGroups(settings(), [], None, models["llama"]).prompts
+    prompts = GivenGroups(settings(), [], None, llama).prompts
     writer = KeptRollouts(tmp_path / "rollouts.jsonl", settings(rollouts_kept=1), prompts, 0.5)
     writer.add_times(3, (1.0, 2.0), [(0, 1.0, 2.0, None), (0, 2.0, 3.0, 7)])
     times = {"kind": "times", "step": 3, "waited": [0.5, 1.5]}

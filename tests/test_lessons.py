@@ -34,7 +34,7 @@ def test_the_one_page_trains_as_train_py_does(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     flags = "--one-process --thinking-budget 56 56 --threads 1 --name run --validation-problems 4"
     sizes = "--steps 3 --prompts-per-step 8 --completions-per-prompt 8"
-    assert steps.run_train([*flags.split(), *sizes.split()]) == 0
+    assert steps.run_train(f"{flags} {sizes}") == 0
     lines = log(tmp_path / "runs/run", "train")
     for (pass_rate, page_loss), line in zip(printed, lines, strict=True):
         assert float(pass_rate) == pytest.approx(line["pass_rate"], abs=1e-3)

@@ -17,7 +17,7 @@ from core.settings import Settings
 from docs.make_base import BASE_MODEL
 
 RUN = Path("runs/run")
-FLAGS = [*TINY, "--one-process", "--train-prompts", "20", "--lora-rank", "4", "--name", "run"]
+FLAGS = f"{TINY} --one-process --train-prompts 20 --lora-rank 4 --name run --keep-checkpoints 9"
 
 
 pytestmark = pytest.mark.usefixtures("here")
@@ -48,8 +48,7 @@ def test_a_run_goes_on_to_the_last_digit_beside_the_weights_of_its_first_model()
     """Its checkpoints have the merged weights, adapters and moments. A checkpoint without adapters
     is refused before anything is written."""
     shutil.copytree(BASE_MODEL, "base")
-    given = [*FLAGS, "--model", "base", "--steps", "4", "--checkpoint-every", "2"]
-    assert run_train([*given, "--keep-checkpoints", "9"]) == 0
+    assert run_train(f"{FLAGS} --model base --steps 4 --checkpoint-every 2") == 0
     assert log(RUN, "validation")[0]["mismatch_max"] < 1e-4
     files = ["model/model.safetensors", "adapters.safetensors", "optimizer.safetensors"]
     last = RUN / "checkpoints" / "step-000004"
@@ -58,7 +57,7 @@ def test_a_run_goes_on_to_the_last_digit_beside_the_weights_of_its_first_model()
     base = load_file("base/model.safetensors")
     changed = {name for name in base if not torch.equal(base[name], whole[files[0]][name])}
     assert changed == {name for name in base if name.endswith("_proj.weight")}
-    again = ["--resume", str(RUN), "--from-step", "2"]
+    again = f"--resume {RUN} --from-step 2"
     assert run_train(again) == 0
     for name in files:
         torch.testing.assert_close(load_file(last / name), whole[name], rtol=0, atol=0)

@@ -6,7 +6,7 @@ import pytest
 from faults import ROOT, TINY, project
 
 # The notebook has a validation at each of eight steps.
-FEW = f"{' '.join(TINY)} --one-process --train-prompts 100"
+FEW = " ".join(f"{TINY} --one-process --train-prompts 100".split())
 
 
 @pytest.mark.slow

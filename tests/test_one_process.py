@@ -17,7 +17,7 @@ from data.tasks import arithmetic
 from machinery import run as run_module
 
 RUN = Path("runs/run")
-FLAGS = [*TINY, "--one-process", "--train-prompts", "20", "--steps", "1", "--name", "run"]
+FLAGS = f"{TINY} --one-process --train-prompts 20 --steps 1 --name run"
 
 
 pytestmark = pytest.mark.usefixtures("here")

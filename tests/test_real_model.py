@@ -24,8 +24,8 @@ def test_smollm2_is_read_taught_and_trained(here, capsys):
 
     # It is asked.
     short = "--thinking-budget 12 12 --answer-budget 4 --length-control penalty"
-    flags = f"--model models/smollm2 --defaults short --temperature 0 {short}".split()
-    assert run_generate([*flags, "--prompt", "What is the capital of France?"]) == 0
+    flags = f"--model models/smollm2 --defaults short --temperature 0 {short}"
+    assert run_generate(f"{flags} --prompt 'What is the capital of France?'") == 0
     assert "reply   | The capital of France is Paris.<|im_end|>" in capsys.readouterr().out
 
     # It is taught.
@@ -36,7 +36,7 @@ def test_smollm2_is_read_taught_and_trained(here, capsys):
     flags = f"--model taught --data {TASK} {short} --steps 2 --name smollm2"
     sizes = "--prompts-per-step 2 --completions-per-prompt 4 --train-prompts 20"
     validation = "--validation-problems 2 --validation-every 2 --one-process"
-    run_train([*flags.split(), *sizes.split(), *validation.split()])
+    run_train(f"{flags} {sizes} {validation}")
     validations = log(Path("runs/smollm2"), "validation")
     assert [line["step"] for line in validations] == [0, 2]
     assert all(line["mismatch_mean"] < 0.01 for line in validations)

@@ -20,6 +20,7 @@ from steps import (
     FIRST,
     GivenGroups,
     add_R0,
+    asked,
     batch_of_groups,
     credit_of,
     make_group,
@@ -38,7 +39,7 @@ from core.generators import GeneratorFailed
 from core.model import load_model
 from core.rollouts import Batch
 from core.screen import Progress
-from core.settings import parse, read_settings, resumed
+from core.settings import read_settings, resumed
 from data.load import Source
 from data.tasks import arithmetic
 from data.verify import Verdict
@@ -57,12 +58,12 @@ from machinery.run import compute_of, open_run
 
 
 def test_the_clock_of_training_stands_in_validations_and_idle_time_adds_up(
-    models, tmp_path, monkeypatch
+    llama, tmp_path, monkeypatch
 ):
     """Generators that go on with what is under way in a validation are not free: here two of three
     GPUs. Their reports come in lumps. And the clock goes on when a run is resumed."""
     monkeypatch.setattr("time.monotonic", clock := Mock(return_value=100.0))
-    feed = GivenGroups(settings(rollouts_kept=0), [], None, models["llama"])
+    feed = GivenGroups(settings(rollouts_kept=0), [], None, llama)
     feed.engines *= 2
     record = Record(tmp_path, Compute(3, 1000, {None: 10}), feed)
     record.progress, compute = Progress("training", 1000), record.compute
@@ -99,8 +100,8 @@ def test_the_clock_of_training_stands_in_validations_and_idle_time_adds_up(
     assert again.columns()["compute_device_hours"] * 3600 == pytest.approx(before + 2 * 10)
 
 
-def test_a_gpu_that_does_both_is_one_device_and_processes_on_a_cpu_count_each(models, monkeypatch):
-    model = load_model(models["llama"])
+def test_a_gpu_that_does_both_is_one_device_and_processes_on_a_cpu_count_each(llama, monkeypatch):
+    model = load_model(llama)
     for gpus, sides, devices in ((0, 2, 4), (1, 0, 1), (8, 0, 8)):
         monkeypatch.setattr(torch.cuda, "device_count", lambda gpus=gpus: gpus)
         chosen = settings(engine="torch", generators=sides, trainers=sides)
@@ -183,7 +184,7 @@ def resumable(run, monkeypatch):
     return lambda error: monkeypatch.setattr(Feed, "start", Mock(side_effect=error))
 
 
-RESUME = ["--resume", "runs/run", "--steps", "99"]
+RESUME = "--resume runs/run --steps 99"
 HINT = "python train.py --resume runs/run goes on from the last checkpoint"
 
 
@@ -211,7 +212,7 @@ def test_a_limit_of_the_size_of_files_is_said_before_anything_is_written(here):
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
     try:
         with pytest.raises(ValueError, match="^no shared memory .*File too large"):
-            open_run(parse([]))
+            open_run(asked(""))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert not Path("runs").exists()
@@ -223,15 +224,15 @@ def test_data_and_weights_that_have_changed_and_a_folder_in_use_are_refused(resu
     refused, run = ConnectionRefusedError(errno.ECONNREFUSED, "refused"), Path("runs/run")
     resumable(refused)
     with lock_folder(run), pytest.raises(ValueError, match=f"process {os.getpid()}"):
-        run_train([*RESUME, "--from-step", "1"])  # before there is a look at its checkpoints
+        run_train(f"{RESUME} --from-step 1")  # before there is a look at its checkpoints
     newest, first = checkpoints(run)[-1], read_settings(run).model
     shutil.copytree(first, "same")
     for others in ([f"{newest}/model"], [f"{newest}/model", first]):
         for other in others:
             with pytest.raises(ValueError, match=f"weights of --model {other}, are not those"):
-                run_train([*RESUME, "--model", other])
+                run_train(f"{RESUME} --model {other}")
         with pytest.raises(RuntimeError, match="the run has failed") as failed:
-            run_train([*RESUME, "--model", "same"])
+            run_train(f"{RESUME} --model same")
         assert failed.value.__cause__ is refused
         refused.__traceback__ = failed = None  # they held the lock
         rewrite(newest / "state.json", weights=None)
@@ -245,7 +246,7 @@ def test_what_a_run_leaves_that_has_measured_nothing_is_free_and_a_name_may_be_a
     tmp_path, monkeypatch, capsys
 ):
     """The file system of that path may have no locks."""
-    error, chosen = OSError(errno.ENOLCK, "No locks available"), parse(["--name", str(tmp_path)])
+    error, chosen = OSError(errno.ENOLCK, "No locks available"), asked(f"--name {tmp_path}")
     monkeypatch.setattr("fcntl.flock", Mock(side_effect=error))
     lock_folder(tmp_path).close()
     assert f"{tmp_path} cannot be locked ([Errno {errno.ENOLCK}]" in capsys.readouterr().err
@@ -293,7 +294,7 @@ def test_what_is_lost_or_damaged_is_named_with_what_to_do(resumable, file, ways,
 
 
 def test_a_fall_is_said_with_the_command_that_goes_on_from_before_it_and_it_does(
-    models, here, monkeypatch
+    llama, here, monkeypatch
 ):
     """The pass rate rises, scatters and falls, with a validation and a checkpoint each step. The
     best one is kept beside the newest ones; what came later is dropped."""
@@ -303,8 +304,8 @@ def test_a_fall_is_said_with_the_command_that_goes_on_from_before_it_and_it_does
     folder = Path("runs/fallen")
     (folder / "checkpoints" / "step-000051.partial" / "model").mkdir(parents=True)  # of a kill
     every_step = dict(validation_every=1, checkpoint_every=1, keep_checkpoints=2, rollouts_kept=0)
-    chosen = settings(6, model=models["llama"], defaults="toy", name="fallen", **every_step)
-    train_on(chosen, models["llama"], [batch_of_groups(seed) for seed in range(6)], folder)
+    chosen = settings(6, model=llama, defaults="toy", name="fallen", **every_step)
+    train_on(chosen, llama, [batch_of_groups(seed) for seed in range(6)], folder)
     line = log(folder, "warning")[-1]
     assert (line["about"], line["step"]) == ("fall", FIRST + 5)
     assert f"0.900 at step {FIRST + 2} to 0.700 at step {FIRST + 5}" in line["text"]
@@ -318,7 +319,7 @@ def test_a_fall_is_said_with_the_command_that_goes_on_from_before_it_and_it_does
     write_config(folder, chosen)
     add_R0(folder)
     monkeypatch.setattr(train, "train", started := Mock())
-    back_to = lambda step: run_train(["--resume", "runs/fallen", "--from-step", str(step)])
+    back_to = lambda step: run_train(f"--resume runs/fallen --from-step {step}")
     with monkeypatch.context() as killed, pytest.raises(ZeroDivisionError):
         killed.setattr(shutil, "rmtree", lambda *_: 1 / 0)
         back_to(FIRST + 2)
@@ -340,11 +341,11 @@ REFUSED = r"""
 
 
 def test_what_a_resumed_run_cannot_change_is_refused_by_name(run):
-    resume = lambda flags: parse(f"--resume runs/run {flags}".split())
+    resume = lambda flags: asked(f"--resume runs/run {flags}")
     first = dataclasses.replace(read_settings(run), resume=Path("runs/run"))
     for flags, words in rows(REFUSED):
         with pytest.raises(ValueError, match=words):
-            run_train(["--resume", "runs/run", *flags.split()])
+            run_train(f"--resume runs/run {flags}")
     assert resume("--least-prompts 9").recipe.least_prompts == 9  # what mends a fall
     assert resume("--learning-rate None") == first  # the run has one
     expected = dataclasses.replace(first, steps=99, generators=2, wait_timeout=9.0)

@@ -8,7 +8,7 @@ import tempfile
 import pytest
 import torch
 from programs import rows
-from steps import run_train, write_lines
+from steps import asked, run_train, write_lines
 
 from core import settings as settings_module
 from core.feed import Feed
@@ -19,7 +19,6 @@ from core.settings import (
     Settings,
     cpu_threads,
     devices_here,
-    parse,
     with_recipe,
 )
 from curve.flags import run_command
@@ -48,10 +47,10 @@ def test_generate_samples_the_model_of_a_run_as_the_run_did(tmp_path, monkeypatc
         (run / folder).mkdir(parents=True)
     (run / "log.jsonl").touch()
     theirs = "--data gsm8k --defaults small --thinking-budget 70 80 --length-control penalty"
-    stored = parse([*theirs.split(), "--seed", "3"])
+    stored = asked(f"{theirs} --seed 3")
     write_config(run, stored)
     monkeypatch.chdir(run)
-    of = lambda flags: parse(flags.split(), GenerateCommand)
+    of = lambda flags: asked(flags, GenerateCommand)
     for flags, values in rows(OF_A_RUN):
         found = of(flags)
         assert values == f"{found.thinking_budget} {found.length_control} {found.answer_budget}"
@@ -76,10 +75,10 @@ NAMES = """
 
 def test_a_recipe_gives_a_run_its_name_and_its_groups(tmp_path, here):
     for flags, name in rows(NAMES):
-        assert new_folder(parse([*flags.split(), "--seed", "3"])).name == f"{name}-seed3"
-    assert parse(["--recipe", "dapo", "--prompts-per-step", "48"]).groups_per_step == 80
+        assert new_folder(asked(f"{flags} --seed 3")).name == f"{name}-seed3"
+    assert asked("--recipe dapo --prompts-per-step 48").groups_per_step == 80
     for number in ("", "-2"):
-        assert new_folder(parse([])).name == f"scalerl-seed0{number}"
+        assert new_folder(asked("")).name == f"scalerl-seed0{number}"
         (tmp_path / "runs" / f"scalerl-seed0{number}").mkdir(parents=True)
 
 
@@ -112,7 +111,7 @@ VALUES = """
 def test_a_value_comes_from_its_flag_the_recipe_or_the_preset_that_suits_the_data(
     flags, defaults, others
 ):
-    settings = with_recipe(parse([*flags.split(), "--warmup-steps", "7"]))
+    settings = with_recipe(asked(f"{flags} --warmup-steps 7"))
     expected = {"defaults": defaults, **PRESETS[defaults], "warmup_steps": 7}
     expected |= dict(other.split(" ", 1) for other in others.split("; ") if other)
     for name, value in expected.items():
@@ -120,14 +119,14 @@ def test_a_value_comes_from_its_flag_the_recipe_or_the_preset_that_suits_the_dat
 
 
 def test_on_a_gpu_its_memory_chooses_what_no_flag_gives(monkeypatch):
-    chosen = lambda *flags: [getattr(parse([*flags]), name) for name in settings_module.BY_MEMORY]
-    assert chosen("--slots", "9") == [9, False, 4096]
-    assert chosen("--data", "gsm8k", "--slots", "9") == [9, True, 32_768]
+    chosen = lambda flags: [getattr(asked(flags), name) for name in settings_module.BY_MEMORY]
+    assert chosen("--slots 9") == [9, False, 4096]
+    assert chosen("--data gsm8k --slots 9") == [9, True, 32_768]
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    for arguments in ([], ["--data", "gsm8k"], ["--data", "gsm8k", "--defaults", "small"]):
-        assert chosen(*arguments, "--slots", "9") == [9, None, None]
+    for flags in ("", "--data gsm8k", "--data gsm8k --defaults small"):
+        assert chosen(f"{flags} --slots 9") == [9, None, None]
     assert chosen("--no-gradient-checkpointing") == [None, False, None]
-    assert parse([], GenerateCommand).slots is None
+    assert asked("", GenerateCommand).slots is None
 
 
 # Flags, and the threads of each process on eight cores.
@@ -152,9 +151,9 @@ def test_processes_that_take_turns_do_not_share_the_cores(monkeypatch, tmp_path)
         )
         quota.write_text(text)
         for flags, threads in rows(THREADS):
-            assert cpu_threads(parse(flags.split())) == int(threads)
+            assert cpu_threads(asked(flags)) == int(threads)
     quota.write_text("50000 100000")
-    assert cpu_threads(parse([])) == 1
+    assert cpu_threads(asked("")) == 1
 
 
 # Flags, and the defaults that --help shows.
@@ -169,7 +168,7 @@ HELP = """
 def test_help_shows_the_values_of_the_preset_and_of_the_recipe_that_are_named(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "400")
     with pytest.raises(SystemExit, match="^0$"):
-        run_train(["--recipe", "base", "--defaults", "paper", "--help"])
+        run_train("--recipe base --defaults paper --help")
     shown = " ".join(capsys.readouterr().out.split())
     for flag, default in rows(HELP):
         assert re.search(rf"{flag}.*?default: (.*?)\)", shown)[1] == default, flag
@@ -180,7 +179,7 @@ def test_what_the_presets_set_is_what_settings_has():
 
 
 def test_the_budgets_of_a_small_model_fit_2048_positions_and_its_learning_rate_goes_by_its_size():
-    small = parse(["--defaults", "small"])
+    small = asked("--defaults small")
     tokens = small.prompt_budget + small.thinking_budget[1] + small.answer_budget
     assert tokens + len(small.interruption_phrase) <= 2048
     rates = [first_learning_rate(int(millions * 1e6)) for millions in (0.14, 1, 600, 7000)]
@@ -265,7 +264,7 @@ def test_pitfall_18_what_cannot_be_is_refused_in_a_line_before_anything_starts(
     flags, words, taken, capsys
 ):
     with pytest.raises(SystemExit) as stopped:
-        run_command(run_train, flags.split())
+        run_command(run_train, flags)
     said = capsys.readouterr()
     error = said.err.splitlines()[-1]
     assert stopped.value.code == 2 and said.out == ""
@@ -277,8 +276,8 @@ def test_pitfall_18_what_cannot_be_is_refused_in_a_line_before_anything_starts(
 def test_a_folder_too_long_for_sockets_is_named_where_sockets_are_used(monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", "/tmp/" + "j" * 80)
     with pytest.raises(ValueError, match="TMPDIR, /tmp/jjj.* TMPDIR=/tmp"):
-        parse([])
-    assert parse(["--one-process"]).one_process
+        asked("")
+    assert asked("--one-process").one_process
 
 
 # --- devices --------------------------------------------------------------------------------------
@@ -308,7 +307,7 @@ def test_generators_have_the_first_gpus_and_trainers_the_last(row, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: int(gpus))
     if len(expected) == 1:
         with pytest.raises(ValueError, match=f"{flags}.* {expected[0]}"):
-            parse(flags.split())
+            asked(flags)
         return
-    found = devices_here(parse(flags.split()))
+    found = devices_here(asked(flags))
     assert [" ".join(part).replace("cuda:", "") for part in found] == expected

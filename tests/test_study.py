@@ -23,8 +23,8 @@ from machinery.folder import write_config
 from tools import study
 
 VARIANTS = {"plain": {}, "other": {"aggregation": "token", "thinking_budget": [50, 52]}}
-SIZES = "--steps 10 --validation-every 2 --validation-samples 6".split()
-COMMAND = ["two.json", "--seeds", "0", "1", "--jobs", "2", *SIZES]
+SIZES = "--steps 10 --validation-every 2 --validation-samples 6"
+COMMAND = f"two.json --seeds 0 1 --jobs 2 {SIZES}"
 
 
 @pytest.fixture(autouse=True)
@@ -35,10 +35,10 @@ def folder_and_ctrl_c(tmp_path, here):
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def status_of(*arguments):
+def status_of(command):
     """The exit status of tools/study.py, run in this process."""
     with pytest.raises(SystemExit) as stop:
-        run_command(study.main, list(arguments))
+        run_command(study.main, command.split())
     return stop.value.code
 
 
@@ -60,14 +60,14 @@ def send_when(condition, number):
 def test_a_study_is_interrupted_goes_on_and_finds_itself_finished(tmp_path, monkeypatch, capsys):
     """Two variants, one run after the other, Ctrl-C in the first. (Seeds, and runs at once, are of
     the next test.)"""
-    command = ["two.json", *TINY, "--seeds", "0", *SIZES]
+    command = f"two.json {TINY} --seeds 0 {SIZES}"
     begun, other = (tmp_path / "runs" / "two" / f"{name}-seed0" for name in VARIANTS)
     send_when(lambda: last_step(begun) >= 2, signal.SIGINT)
-    assert status_of(*command) == 130
+    assert status_of(command) == 130
     assert last_step(begun) < 10 and not other.exists()
 
     # The same command goes on.
-    assert status_of(*command) == 0
+    assert status_of(command) == 0
     for folder in (begun, other):
         check_log(folder, steps=10, validation_every=2)
     assert read_settings(other).thinking_budget == (50, 52)
@@ -75,10 +75,10 @@ def test_a_study_is_interrupted_goes_on_and_finds_itself_finished(tmp_path, monk
 
     # Everything is finished, unless there are more steps.
     monkeypatch.setattr(study, "start_run", lambda *_: pytest.fail("a finished run was started"))
-    assert status_of(*command, "--learning-rate", "None") == 0
+    assert status_of(f"{command} --learning-rate None") == 0
     with pytest.raises(pytest.fail.Exception):
-        study.main([*command, "--steps", "11"])
-    assert status_of(*command, "--learning-rate", "1e-3") == 2  # that would be another run
+        status_of(f"{command} --steps 11")
+    assert status_of(f"{command} --learning-rate 1e-3") == 2  # that would be another run
     assert "--learning-rate (was 0.0002, now 0.001)" in capsys.readouterr().err
 
 
@@ -121,7 +121,7 @@ def pretend(tmp_path, monkeypatch):
 def test_a_signal_is_passed_on_to_all_runs_and_no_other_is_started(number, pretend, capsys):
     events = pretend(seconds=60)
     send_when(lambda: events() == ["+", "+"], number)
-    assert status_of(*COMMAND) == 130
+    assert status_of(COMMAND) == 130
     assert events() == ["+", "+", "-", "-"]
     assert "the same command goes on" in capsys.readouterr().err
     assert not Path("runs/two/tables.md").exists()
@@ -129,7 +129,7 @@ def test_a_signal_is_passed_on_to_all_runs_and_no_other_is_started(number, prete
 
 def test_a_failed_run_is_reported_and_the_others_go_on(pretend, capsys):
     events = pretend(seconds=1)
-    assert status_of(*COMMAND) == 1
+    assert status_of(COMMAND) == 1
     running = [*itertools.accumulate({"+": 1, "-": -1}[event] for event in events())]
     assert len(running) == 8 and max(running) == 2
     error = capsys.readouterr().err
@@ -139,32 +139,28 @@ def test_a_failed_run_is_reported_and_the_others_go_on(pretend, capsys):
     assert "| other " in Path("runs/two/tables.md").read_text()
 
 
-@pytest.mark.parametrize(
-    "batches, every, step, why", [(20, 1, 3, "less than 0.05"), (2, 9, 2, "Every prompt")]
-)
+@pytest.mark.parametrize("batches, step, why", [(20, 3, "less than 0.05"), (2, 2, "Every prompt")])
 def test_a_run_that_has_levelled_off_or_no_prompt_left_says_why_and_is_finished_as_it_was_wanted(
-    models, tmp_path, monkeypatch, batches, every, step, why
+    llama, tmp_path, monkeypatch, batches, step, why
 ):
-    """At the fourth validation, by a curve that is said to be level there; or after its batches,
-    with a last validation."""
+    """At the fourth validation, by a curve that is said to be level there; or after its batches."""
     level = lambda series, least_gain: least_gain == 0.05 and len(series.x) == 4
     monkeypatch.setattr("machinery.run.levelled_off", level)
-    chosen = steps.settings(steps=20, validation_every=every, stop_when_gain_below=0.05)
+    chosen = steps.settings(steps=20, validation_every=1, stop_when_gain_below=0.05)
     write_config(tmp_path, chosen)
     given = [steps.batch_of_groups()] * batches
-    run, _ = steps.train_on(chosen, models["llama"], given, tmp_path)
-    flags = ["--stop-when-gain-below", "0.05", "--steps"]
-    finished = lambda *more: study.finished(tmp_path, parse([*flags, *more]))
+    run, _ = steps.train_on(chosen, llama, given, tmp_path)
+    flags = "--stop-when-gain-below 0.05 --steps"
+    finished = lambda more: study.finished(tmp_path, steps.asked(f"{flags} {more}"))
     assert log(tmp_path, "end") == [] and not finished("70")  # its model is not written yet
     run.leave_results(lambda folder: folder)
     (end,) = log(tmp_path, "end")
-    assert end["step"] == steps.FIRST + step == log(tmp_path, "validation")[-1]["step"]
-    assert why in end["reason"]
+    assert end["step"] == steps.FIRST + step and why in end["reason"]
     assert finished("70") and finished("20") and not finished("71")
-    for other in ("--least-prompts", "9"), ("--stop-when-gain-below", "0.01"):
-        assert not finished("70", *other)
+    for other in ("--least-prompts 9", "--stop-when-gain-below 0.01"):
+        assert not finished(f"70 {other}")
     with pytest.raises(ValueError, match=f"{tmp_path} is finished"):
-        steps.run_train(["--resume", str(tmp_path)])
+        steps.run_train(f"--resume {tmp_path}")
 
 
 # --- what is refused ------------------------------------------------------------------------------
@@ -195,7 +191,7 @@ def test_what_cannot_be_is_refused_by_name_before_anything_starts(tmp_path, caps
         if name[0] in "[{":
             (tmp_path / "study.json").write_text(name)
             name = "study.json"
-        assert status_of(name, *flags.split()) == 2
+        assert status_of(f"{name} {flags}") == 2
         error = capsys.readouterr().err
         assert error.startswith("error: ") and error.count("\n") == 1 and words in error, error
     assert not (tmp_path / "runs").exists()
@@ -237,7 +233,7 @@ def test_the_published_tables_are_made_of_the_published_logs(name, monkeypatch):
     texts = [(PUBLISHED / name / "tables.md").read_text()]
     monkeypatch.setattr(fit_curve, "plot_variants", lambda *_: None)
     monkeypatch.setattr(study, "write_whole", lambda _, text: texts.append(text))
-    assert status_of("tables", str(PUBLISHED / name)) == 0
+    assert status_of(f"tables {PUBLISHED / name}") == 0
     number = r"[-+]?\d+\.?\d*(?:e[-+]\d+)?"
     words = [re.sub(rf"{number}|[ -]+", "", text) for text in texts]  # and not how wide a column is
     assert words[0] == words[1]

@@ -76,11 +76,11 @@ def test_pitfalls_5_and_11_a_step_is_that_of_single_completions_however_it_is_cu
             torch.testing.assert_close(found[name], parameter.grad, atol=atol, rtol=1e-3)
 
 
-def test_a_token_that_is_too_old_ends_the_run_wherever_the_mistake_was_made(models, tmp_path):
+def test_a_token_that_is_too_old_ends_the_run_wherever_the_mistake_was_made(llama, tmp_path):
     chosen, groups = settings(recipe=loss.Recipe(asynchrony="ppo-3")), batch_of_groups()
     groups[1].rollouts[3].versions[-1] = FIRST - 3
     with pytest.raises(AssertionError, match=f"a token of step {FIRST + 1} is 3 steps old"):
-        train_on(chosen, models["llama"], [groups], tmp_path)
+        train_on(chosen, llama, [groups], tmp_path)
     assert log(tmp_path, "train") == []
 
 
@@ -89,7 +89,7 @@ def test_a_token_that_is_too_old_ends_the_run_wherever_the_mistake_was_made(mode
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_a_step_without_variance_or_that_is_not_finite_changes_nothing_and_five_end_the_run(
-    models, tmp_path, monkeypatch, capsys
+    llama, tmp_path, monkeypatch, capsys
 ):
     """What is not finite is said once. The run ends with a checkpoint, and with parameters that are
     finite. A generator with other parameters is said once too: what these completions say of their
@@ -105,7 +105,7 @@ def test_a_step_without_variance_or_that_is_not_finite_changes_nothing_and_five_
     for group in batches[0]:
         group.verdicts = dict.fromkeys(range(4), Verdict(True))
     chosen = settings(steps=20, validation_every=1)
-    run, gradients = train_on(chosen, models["llama"], batches, tmp_path)
+    run, gradients = train_on(chosen, llama, batches, tmp_path)
     flat, *others = log(tmp_path, "train")
     expected = {"loss": 0, "zero_variance_fraction": 1, "entropy": None, "groups_counted": 0}
     assert (expected | {"skipped": 0}).items() <= flat.items()
@@ -171,14 +171,14 @@ def test_prompts_are_shared_if_a_micro_batch_holds_several_sequences():
 
 @pytest.mark.parametrize("dtype, error", [("bfloat16", 0.2), ("float16", 0.03)])
 def test_gradients_of_a_trunk_in_16_bits_are_those_of_the_fp32_parameters(
-    models, tmp_path, group_of_one, dtype, error
+    llama, tmp_path, group_of_one, dtype, error
 ):
     """They come back in fp32, close to those of fp32 arithmetic, and the same when layers are
     computed again."""
 
     def gradients(**changes):
         chosen = settings(**{"dtype": dtype, "clip_gradient": math.inf} | changes)
-        _, (found,) = train_on(chosen, models["llama"], [batch_of_groups()], tmp_path)
+        _, (found,) = train_on(chosen, llama, [batch_of_groups()], tmp_path)
         return found
 
     plain, shared = gradients(share_prompts=False), gradients()
@@ -191,12 +191,12 @@ def test_gradients_of_a_trunk_in_16_bits_are_those_of_the_fp32_parameters(
 
 
 def test_a_scale_that_makes_gradients_overflow_is_halved_until_they_do_not(
-    models, tmp_path, group_of_one, monkeypatch
+    llama, tmp_path, group_of_one, monkeypatch
 ):
     """Also in more steps than may fail. What is left of it when the run goes on is as it was."""
     monkeypatch.setattr(trainer, "FIRST_SCALE", 2.0**32)
     chosen = settings(24, dtype="float16", recipe=loss.Recipe(asynchrony="pipeline-24"))
-    train_on(chosen, models["llama"], [batch_of_groups(step) for step in range(24)], tmp_path)
+    train_on(chosen, llama, [batch_of_groups(step) for step in range(24)], tmp_path)
     lines = log(tmp_path, "train")
     rescaled = [line["rescaled"] for line in lines]
     assert rescaled[:6] == [1] * 6 and rescaled[-1] == 0
@@ -231,7 +231,7 @@ def test_what_is_tried_comes_in_order_and_a_flag_is_kept():
     assert [*tried(100, tokens=500)] == [(False, 500), (True, 500)]
 
 
-def test_the_try_of_the_largest_micro_batch_leaves_no_trace(models, tmp_path, monkeypatch):
+def test_the_try_of_the_largest_micro_batch_leaves_no_trace(llama, tmp_path, monkeypatch):
     """On a CPU. It is as large as a micro-batch may be, and the run is what it would have been."""
     fed, make, chosen = [], train.make_optimizer, settings(tokens_per_micro_batch=1000)
 
@@ -245,7 +245,7 @@ def test_the_try_of_the_largest_micro_batch_leaves_no_trace(models, tmp_path, mo
     after = []
     for way in (make, tried):
         monkeypatch.setattr(train, "make_optimizer", way)
-        train_on(chosen, models["llama"], [batch_of_groups()], tmp_path)
+        train_on(chosen, llama, [batch_of_groups()], tmp_path)
         after.append(stored(tmp_path))
     assert 900 < fed[0].numel() <= 1000
     torch.testing.assert_close(*after, **SAME)
@@ -344,7 +344,7 @@ def test_pitfall_5_losses_and_gradients_are_the_same_with_one_and_several_ranks(
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_another_optimizer_is_chosen_in_one_place_and_goes_on_from_a_checkpoint(
-    models, tmp_path, monkeypatch, dtype
+    llama, tmp_path, monkeypatch, dtype
 ):
     """SGD with momentum and two groups of parameters; whole and in shards."""
 
@@ -357,7 +357,7 @@ def test_another_optimizer_is_chosen_in_one_place_and_goes_on_from_a_checkpoint(
     chosen = settings(steps=2, dtype=dtype, checkpoint_every=1, keep_checkpoints=2)
     batches = [batch_of_groups(0), batch_of_groups(1)]
     with ranks_module.other_ranks(chosen, None, (), None):
-        train_rank(0, chosen, models["llama"], batches, tmp_path / "whole")
+        train_rank(0, chosen, llama, batches, tmp_path / "whole")
         first, _ = checkpoints(tmp_path / "whole")
         again = dict(step=FIRST + 1, checkpoint=first)
         train_rank(0, chosen, str(first / "model"), batches[1:], tmp_path / "second", **again)
