@@ -28,7 +28,3 @@ def curve(text):
 
 def fit_of(**curve):
     return fit_sigmoid(*run_of(**curve))
-
-
-def fits_of(seeds, **curve):
-    return [fit_of(seed=seed, **curve) for seed in seeds]

@@ -72,7 +72,6 @@ def test_the_shipped_tokenizer_and_base_leave_rl_something_to_do():
     text = "12+34=<think>2+4+0=06;1+3+0=04</think>46"
     ids = tokenizer(text).input_ids
     assert tokenizer.decode(ids) == text and ids == make_base.make_tokenizer()(text).input_ids
-    assert len(ids) == len(text.replace("<think>", "x").replace("</think>", "x"))
     torch.manual_seed(0)
     rates = make_base.pass_rates(model, tokenizer, per_length=50, seed=5)
     assert 0.10 <= sum(rates) / len(rates) <= 0.35

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from curves import curve, fit_of, fits_of
+from curves import curve, fit_of
 from fit import HALF, seeds_of
 from programs import rows
 
@@ -45,7 +45,7 @@ A=0.685, C_mid=60, LONG | LONG | efficiency | one is more efficient
 def fits(seeds, run):
     """The fits of these seeds of a run as a table has it."""
     run = run.replace("EARLY", "last=100, noise=0.005").replace("LONG", "last=3000, noise=0.002")
-    return fits_of(seeds, **curve(run))
+    return [fit_of(seed=seed, **curve(run)) for seed in seeds]
 
 
 @pytest.mark.parametrize("seeds", [([0], [7]), ([0, 1, 2], [3, 4, 5])])
@@ -173,7 +173,7 @@ def test_three_seeds_show_how_much_seeds_scatter(monkeypatch):
     assert compared(seeds, seeds).A_difference == pytest.approx((0, -half, half), abs=1e-5)
 
     alike = [fit] * 3
-    small = fits_of(range(3), A=0.4, noise=0.002)
+    small = fits(range(3), "A=0.4, noise=0.002")
     wider = compared(small, small).efficiency["B_ratio"]  # with a small gain B follows A
     monkeypatch.setattr(comparison, "SCATTER_OF_A", 0.0)
     assert np.ptp(wider) > 1.2 * np.ptp(compared(small, small).efficiency["B_ratio"])
@@ -186,7 +186,7 @@ def test_three_seeds_show_how_much_seeds_scatter(monkeypatch):
 
 def test_an_asymptote_held_above_1_is_held_at_1():
     """No fit has an A above 1, so a step from .98 to 1.02 moves it by .02 only."""
-    groups = [fits_of(range(3), A=0.99, C_mid=C) for C in (60.0, 80.0)]
+    groups = [fits(range(3), f"A=0.99, C_mid={C}") for C in (60.0, 80.0)]
     held = [(1.0, 1.0), (0.98, 0.98)]
     beyond = efficiency_between(groups, [*held, (1.02, 1.02)])
     at_1 = efficiency_between(groups, held)
@@ -207,5 +207,5 @@ def test_seeds_that_do_not_all_identify_A_get_one_A():
     assert len({fit.A for fit in together}) == 1 and len({fit.C_mid for fit in together}) == 3
     assert asymptote_of(together) == f"{first.A:.3f} [{low:.3f}, {high:.3f}] of all seeds together"
     for last in (60.0, 600.0):
-        alone = fits_of(range(3), last=last)
+        alone = fits(range(3), f"last={last}")
         assert fit_together(alone) is alone

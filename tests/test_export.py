@@ -2,13 +2,11 @@
 
 import importlib.util
 import json
-import os
 import runpy
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
+from faults import python
 from steps import asked, loss_by_hand, make_group, policy_of
 from torch.nn.utils import parameters_to_vector
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -105,8 +103,8 @@ def test_trl_has_our_gradient(recipe, tmp_path):
 def test_two_processes_make_a_step(tmp_path):
     exported(tmp_path)
     launch = f"-m accelerate.commands.launch --cpu --num_processes 2 {tmp_path}/run/on_trl.py"
-    command = [sys.executable, *launch.split(), *"--max_steps 1 --use_cpu True".split()]
-    subprocess.run(command, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    done = python(*f"{launch} --max_steps 1 --use_cpu True".split(), OMP_NUM_THREADS="1")
+    assert done.returncode == 0, done.stderr
     state = json.loads((tmp_path / "run" / "trl" / "trainer_state.json").read_text())
     rates = [line["eval_pass_rate"] for line in state["log_history"] if "eval_pass_rate" in line]
     assert len(rates) == 2 and all(0 < rate < 1 for rate in rates)

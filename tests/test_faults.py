@@ -43,10 +43,9 @@ def fails(run, *words):
 def computed(folder, steps):
     """What was computed up to this step, by the log; and the groups and validations that are kept,
     without times."""
-    logged = [line for line in log(folder) if line["kind"] != "end"]
-    columns = [[line.get(name) for name in COMPUTED] for line in logged if line["step"] <= steps]
-    kept = [line for line in json_lines(folder / "rollouts.jsonl") if line["kind"] != "times"]
-    kept = [line for line in kept if line["step"] <= steps]
+    of_a_step = lambda line: line["step"] <= steps and line["kind"] not in ("end", "times")
+    columns = [[line.get(name) for name in COMPUTED] for line in filter(of_a_step, log(folder))]
+    kept = [*filter(of_a_step, json_lines(folder / "rollouts.jsonl"))]
     for completion in sum((line["completions"] for line in kept), []):
         del completion["began"], completion["ended"]
     return columns, kept

@@ -19,7 +19,7 @@ PRETENDED = ROOT / "tests" / "pretended"
 
 def run(gpus, *command, folder=ROOT, **variables):
     """A command of Python on a machine with so many pretended GPUs."""
-    variables |= {"PYTHONPATH": f"{ROOT}:{PRETENDED}", "PRETENDED_GPUS": str(gpus)}
+    variables["PYTHONPATH"] = f"{ROOT}:{PRETENDED}"
     variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(gpus)))
     return python(*command, folder=folder, **variables)
 

@@ -76,13 +76,12 @@ def current() -> int:
     return torch._C._accelerator_getDeviceIndex()
 
 
-def answer_for_cuda(gpus: int) -> None:
+def answer_for_cuda() -> None:
     """What is asked of torch.cuda gets an answer. FakeTensorMode needs no more."""
     torch.cuda._lazy_init = lambda: None
     tell_cpp()
     torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device=) is dispatched too
-    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    gpus = gpus if seen is None else len([name for name in seen.split(",") if name])
+    gpus = len([name for name in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if name])
 
     def set_device(device) -> None:
         index = device if isinstance(device, int) else torch.device(device).index
@@ -239,11 +238,11 @@ def attention(
     return aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal, **options)[0]
 
 
-def pretend(gpus: int) -> None:
-    """From now on this process has so many GPUs."""
+def pretend() -> None:
+    """From now on this process has its GPUs."""
     import torch.distributed as dist
 
-    answer_for_cuda(gpus)
+    answer_for_cuda()
     torch.Tensor.data = property(lambda self: usual_data.__get__(self), set_data)
     torch.nn.functional.scaled_dot_product_attention = attention
     torch.__future__.set_swap_module_params_on_conversion(True)

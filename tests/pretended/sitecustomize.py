@@ -1,8 +1,7 @@
-"""With this folder in PYTHONPATH and PRETENDED_GPUS=N, each Python process that imports torch has N
-pretended GPUs."""
+"""With this folder in PYTHONPATH each Python process that imports torch has as many pretended GPUs
+as CUDA_VISIBLE_DEVICES names."""
 
 import importlib.machinery
-import os
 import sys
 
 
@@ -20,11 +19,10 @@ class AfterTorch:
             usual(module)
             import gpus
 
-            gpus.pretend(int(os.environ["PRETENDED_GPUS"]))
+            gpus.pretend()
 
         spec.loader.exec_module = exec_module
         return spec
 
 
-if os.environ.get("PRETENDED_GPUS"):
-    sys.meta_path.insert(0, AfterTorch())
+sys.meta_path.insert(0, AfterTorch())
