@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,16 @@ def signals_are_handled_as_before():
 def here(tmp_path, monkeypatch):
     """We stand in tmp_path."""
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def temporary(tmp_path, monkeypatch):
+    """The folder for temporary files, which is empty again afterwards."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    yield folder
+    assert [*folder.iterdir()] == [], "temporary files were left"
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from core.text import make_decoding
 from data import Problem
 from data.verify import Verdict
 from docs.make_base import make_tokenizer
-from machinery.folder import checkpoints
+from machinery.folder import checkpoints, json_lines
 from machinery.measures import Compute
 from machinery.ranks import Stop
 from machinery.record import Record
@@ -253,7 +253,7 @@ def rewrite(path, **changes):
 
 def add_R0(folder):
     """The validation of step 0, of which the feed of a test makes none."""
-    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    lines = json_lines(folder / "log.jsonl")
     first = next(line for line in lines if line["kind"] == "validation")
     write_lines(folder / "log.jsonl", [first | {"step": 0}, *lines])
 

@@ -15,7 +15,7 @@ from programs import rows
 
 from core.model import load_model
 from core.settings import read_settings
-from machinery.folder import checkpoints, json_lines
+from machinery.folder import checkpoints, json_lines, step_of
 
 FOREVER = "--steps 100000"
 HINT = "python train.py --resume runs/run goes on from the last checkpoint"
@@ -25,7 +25,7 @@ def saved_step(run):
     """The step of the newest checkpoint, whose model can be loaded."""
     newest = checkpoints(run.folder)[-1]
     load_model(str(newest / "model"))
-    return json.loads((newest / "state.json").read_text())["step"]
+    return step_of(newest)
 
 
 def fails(run, *words):

@@ -41,7 +41,7 @@ def folder(tmp_path_factory):
     command = (
         f"--model {folder}/random --data {folder}/my.jsonl,task=arithmetic --out {folder}/warm"
     )
-    assert imitate.main([*command.split(), "--epochs=8", "--learning-rate=4e-3"]) == 0
+    assert imitate.main(f"{command} --epochs 8 --learning-rate 4e-3".split()) == 0
     return folder
 
 
@@ -135,7 +135,7 @@ def test_what_cannot_be_learned_is_refused_before_anything_is(folder, here, monk
     tokenizer.save_pretrained("short")
     for flags, message in rows(REFUSED):
         with pytest.raises((ValueError, OSError), match=message):
-            imitate.main(["--model", f"{folder}/random", *flags.split()])
+            imitate.main(f"--model {folder}/random {flags}".split())
 
 
 def test_solutions_are_judged_before_they_are_learned(capsys):

@@ -182,9 +182,7 @@ def test_cpu_time_decides_and_the_clock_is_a_wider_limit(monkeypatch):
 # --- honest programs ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "group, programs", read_programs("honest_programs.txt").items(), ids=["run", "called", "numpy"]
-)
+@pytest.mark.parametrize("group, programs", read_programs("honest_programs.txt").items())
 def test_honest_programs_are_right(group, programs):
     """They read 41 and 1 and write 42, or they add."""
     problem = CALLED if "functions" in group else IN_AND_OUT

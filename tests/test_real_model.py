@@ -30,7 +30,7 @@ def test_smollm2_is_read_taught_and_trained(here, capsys):
 
     # It is taught.
     flags = f"--model models/smollm2 --data {TASK} --records 8 --epochs 1 --batch-size 4"
-    assert imitate.main([*flags.split(), "--out", "taught"]) == 0
+    assert imitate.main(f"{flags} --out taught".split()) == 0
 
     # It is trained, with settings that suit it.
     flags = f"--model taught --data {TASK} {short} --steps 2 --name smollm2"
