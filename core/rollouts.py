@@ -167,10 +167,10 @@ class SharedParameters:
     """The newest parameters of the trainer, in shared memory, float32. Each of the trainer's ranks
     writes its shard (`publish` in train.py); any number of generators read. W ranks.
 
-    Why no reader ever takes over half an update: a rank writes down the version in `versions_2W` as
-    begun before it writes any parameter, and as written after the last one. A version is complete
-    when every rank has both. A reader copies only a complete version, and looks again after the
-    copy. If any rank has begun to write by then, the reader copies again.
+    Why no reader ever takes over half an update: a rank writes down the version in `begun_W` before
+    it writes any parameter, and in `written_W` after the last one. A version is complete when both
+    have it at every rank. A reader copies only a complete version, and looks again after the copy.
+    If any rank has begun to write by then, the reader copies again.
 
     There is no lock, which could stay closed when its owner dies, and no queue, which would deliver
     the oldest first.
@@ -195,8 +195,7 @@ class SharedParameters:
                 " --shm-size) or writable, remove what dead runs have left there (torch_*), or"
                 " raise `ulimit -f`"
             ) from None
-        # int64: the versions that each rank has begun, and has written.
-        self.versions_2W = torch.full((2, ranks), -1).share_memory_()
+        self.begun_W, self.written_W = torch.full((2, ranks), -1).share_memory_()  # int64: versions
 
     def views(self) -> dict[str, Tensor]:
         """The parameters by name, as views of the shared memory."""
@@ -219,30 +218,29 @@ class SharedParameters:
     def version(self) -> int:
         """The newest version that every rank has written; -1: none yet. A newer one may be half
         written over it."""
-        return int(self.versions_2W[1].min())
+        return int(self.written_W.min())
 
     def holds(self, version: int) -> bool:
         """Whether this version is complete and nobody has begun to write over it."""
-        return bool((self.versions_2W == version).all())
+        return all((each == version).all() for each in (self.written_W, self.begun_W))
 
     @torch.no_grad()
     def write(self, parameters: Iterable[tuple[str, Tensor]], version: int, rank: int = 0) -> None:
         """Write the part that this rank of the trainer has: its shard of a sharded parameter, and
         all of any other."""
-        begun_W, written_W = self.versions_2W
-        begun_W[rank] = version
+        self.begun_W[rank] = version
         views = self.views()
         for name, parameter in parameters:
             if name not in views:
                 continue
             if isinstance(parameter, DTensor):
                 # As FSDP has cut it, along the first dimension.
-                shards = views[name].chunk(len(begun_W))
+                shards = views[name].chunk(len(self.begun_W))
                 if rank < len(shards):  # a short dimension has fewer shards than there are ranks
                     shards[rank].copy_(parameter.to_local())
             else:
                 views[name].copy_(parameter)
-        written_W[rank] = version
+        self.written_W[rank] = version
 
     def read(self, copy: Callable) -> int:
         """Call `copy`, which copies the parameters, until no write has come between. Returns the
