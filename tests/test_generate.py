@@ -57,8 +57,8 @@ from machinery.run import make_prompts
 
 
 def test_pitfall_13_readers_get_whole_versions_and_the_newest(llama):
-    """A writer at full speed writes versions whose parameters all equal the version; no mixture is
-    ever read."""
+    """A writer writes versions whose parameters all equal the version, two of three at full speed;
+    no mixture is ever read."""
     model, reader = load_model(llama), load_model(llama)
     shared = SharedParameters(model)
     assert shared.version == -1
@@ -69,6 +69,7 @@ def test_pitfall_13_readers_get_whole_versions_and_the_newest(llama):
             for parameter in model.parameters():
                 parameter.fill_(version)
             shared.write(model.named_parameters(), version)
+            time.sleep(0.003 if version % 3 == 0 else 0)  # or a reader may find no gap for minutes
             if enough.is_set():
                 return
 
