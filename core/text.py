@@ -22,14 +22,14 @@ def messages(problem: Problem, settings: Sampling) -> list[dict]:
     return [*first, {"role": "user", "content": problem.prompt}]
 
 
-def rendered(tokenizer: PreTrainedTokenizerBase, asked: list[dict], settings: Sampling) -> str:
+def rendered(tokenizer: PreTrainedTokenizerBase, turns: list[dict], settings: Sampling) -> str:
     """Messages in the model's chat template, ready for a reply; without a template their text.
     --thinking is `enable_thinking` for the template; one that knows no such choice ignores it."""
     if tokenizer.chat_template is None:
-        return "\n\n".join(turn["content"] for turn in asked)
+        return "\n\n".join(turn["content"] for turn in turns)
     with in_one_sentence(tokenizer.name_or_path, "its chat template cannot be used"):
         return tokenizer.apply_chat_template(
-            asked, tokenize=False, add_generation_prompt=True, enable_thinking=settings.thinking
+            turns, tokenize=False, add_generation_prompt=True, enable_thinking=settings.thinking
         )
 
 
@@ -55,10 +55,12 @@ def refuse_template(
     tokenizer: PreTrainedTokenizerBase, problems: list[Problem], settings: Sampling
 ) -> None:
     """ValueError if the chat template drops or repeats a turn that these problems have."""
+    if tokenizer.chat_template is None:
+        return
     with_most = max((messages(problem, settings) for problem in problems), key=len)
-    asked = [turn | {"content": f"words of the {turn['role']}"} for turn in with_most]
-    text = rendered(tokenizer, asked, settings)
-    for turn in asked:
+    turns = [turn | {"content": f"words of the {turn['role']}"} for turn in with_most]
+    text = rendered(tokenizer, turns, settings)
+    for turn in turns:
         times = text.count(turn["content"])
         kind = "prompt" if turn["role"] == "user" else "system prompt (--system '' leaves it out)"
         refuse(
@@ -76,8 +78,8 @@ def refuse_prompts(
     """ValueError if the tokenizer cannot read one of their prompts, if a prompt has tokens that the
     model has not, if one is above its budget, or if the chat template does not suit them. Most are
     not rendered here, but when they are handed out: all of a million would take minutes."""
-    asked = [turn for problem in problems for turn in messages(problem, settings)]
-    texts = dict.fromkeys(turn["content"] for turn in asked)
+    turns = [turn for problem in problems for turn in messages(problem, settings)]
+    texts = dict.fromkeys(turn["content"] for turn in turns)
     with_character = {character: text for text in texts for character in set(text)}
     for text in dict.fromkeys(with_character.values()):
         ids = token_ids(tokenizer, text)

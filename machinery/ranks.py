@@ -111,7 +111,8 @@ def one_of_the_ranks(rank: int, settings: Settings, store: dist.Store) -> Iterat
     """In this block this process is one of the trainer's ranks, which have met in this store. They
     wait for each other at most --wait-timeout, but see `from_rank_0`: RankSilent where gloo has
     waited longer. NCCL does not raise: it ends the process."""
-    patience, (_, devices) = settings.wait_timeout, devices_here(settings)
+    patience = settings.wait_timeout
+    _, devices = devices_here(settings)
     backend = "gloo"
     if devices[rank].startswith("cuda"):
         torch.cuda.set_device(devices[rank])  # first of all: otherwise some allocations go to GPU 0

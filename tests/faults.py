@@ -144,7 +144,12 @@ class RealRun:
     def end(self, seconds=600):
         """Wait until the run has ended, with all its processes and its shared memory; the exit
         status."""
-        wait_until(lambda: self.look_at_shared_memory() or self.ended(), self.text, seconds)
+
+        def has_ended():
+            self.look_at_shared_memory()
+            return self.ended()
+
+        wait_until(has_ended, self.text, seconds)
         # Python's resource tracker removes what dead processes have left, a moment after their end.
         in_memory = lambda: {file.inode() for file in os.scandir("/dev/shm")}
         left = lambda: {*self.processes()} | (self.shared_memory & in_memory())

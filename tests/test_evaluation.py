@@ -20,7 +20,9 @@ def test_pass_at_k_is_the_mean_over_all_choices_of_k_completions():
         assert pass_at_k(scores_PN, k)[0] == pytest.approx(by_hand)
 
 
-@pytest.mark.parametrize("problems, a, b", [(30, 0.05, 2), (200, 2, 0.05)])
+@pytest.mark.parametrize(
+    "problems, a, b", [(30, 1, 1), (200, 0.2, 0.6), (30, 0.05, 2), (200, 2, 0.05)]
+)
 def test_the_interval_holds_the_truth_as_often_as_it_says(problems, a, b):
     """Problems of Beta(a, b) difficulty, 16 completions each; the truth for k is 1 - E (1 -
     p)^k."""

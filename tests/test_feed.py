@@ -84,7 +84,10 @@ def test_solved_prompts_come_again_when_few_others_are_left_or_with_positive_res
 def generator_of(reports, *lives, heard=0.0):
     """The trainer's side of a generator, whose process lives at these calls."""
     process = SimpleNamespace(name="generator 0 on cpu", exitcode=-9, is_alive=iter(lives).__next__)
-    return Mock(process=process, reports=reports, heard=time.monotonic() - heard)
+    generator = object.__new__(Generator)  # without the process that it would start
+    came = dict(reports=reports, receiver=Mock(), slots=0, heard=time.monotonic() - heard)
+    vars(generator).update(process=process, **came)
+    return generator
 
 
 def test_pitfall_12_a_dead_or_silent_generator_is_seen():
@@ -92,16 +95,18 @@ def test_pitfall_12_a_dead_or_silent_generator_is_seen():
     report, broken = Report(), Report(error="Traceback: it broke")
     for sent, alive, failure in (
         ([], True, "--wait-timeout"),
+        ([], False, "ended by signal 9"),
         ([report], False, "ended by signal 9"),
-        ([report, broken], True, "failed:\nTraceback: it broke"),
+        ([report, broken], False, "failed:\nTraceback: it broke"),
+        ([broken], True, "failed:\nTraceback: it broke"),
     ):
         reports = queue.SimpleQueue()
         generator, came = generator_of(reports, True, alive, heard=10), []
-        assert not [*Generator.read_reports(generator, timeout=60)]
+        assert not [*generator.read_reports(timeout=60)]
         for each in sent:
             reports.put(each)
         with pytest.raises(GeneratorFailed, match=failure):
-            came.extend(Generator.read_reports(generator, timeout=5))
+            came.extend(generator.read_reports(timeout=5))
         assert came == [each for each in sent if not each.error]
 
 
@@ -116,10 +121,10 @@ def test_a_generator_that_stops_or_dies_in_the_middle_of_a_report_is_seen(sent):
     generator = generator_of(come, True, False, heard=10)
     generator.receiver = receiver
     with pytest.raises(GeneratorFailed, match="generator 0 on cpu has been silent"):
-        next(Generator.read_reports(generator, timeout=5))
+        next(generator.read_reports(timeout=5))
     os.close(end)  # a sentinel says that its process has ended
     with pytest.raises(GeneratorFailed, match="generator 0 on cpu ended by signal 9"):
-        next(Generator.read_reports(generator, timeout=60))
+        next(generator.read_reports(timeout=60))
     assert receiver.is_alive() == bool(sent)  # it waits for the other half
 
 

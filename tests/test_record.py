@@ -370,16 +370,16 @@ def test_what_a_resumed_run_cannot_change_is_refused_by_name(run):
 
 # --- warnings -------------------------------------------------------------------------------------
 
-# What differs from a healthy step. In one that is untrained nothing counted.
-STEPS = """
-healthy | {}
-truncated | {"truncated_fraction": 0.11}
-far | {"kl_estimate": 2.1}
-untrained | {"kl_estimate": null, "entropy": null}
-few | {"zero_variance_fraction": 0.75}
-solved | {"zero_variance_fraction": 1.0, "pass_rate": 0.95}
-skipped | {"skipped": 1}
-"""
+# What differs from a healthy step.
+STEPS = {
+    "healthy": {},
+    "truncated": {"truncated_fraction": 0.11},
+    "far": {"kl_estimate": 2.1},
+    "untrained": {"kl_estimate": None, "entropy": None},  # nothing counted
+    "few": {"zero_variance_fraction": 0.75},
+    "solved": {"zero_variance_fraction": 1.0, "pass_rate": 0.95},
+    "skipped": {"skipped": 1},
+}
 # Steps, each so many times, and what is warned of after the last.
 WARNINGS = """
 10 healthy |
@@ -401,7 +401,7 @@ def test_what_the_last_steps_are_warned_of(made, about):
     healthy |= dict(zero_variance_fraction=0.7, pass_rate=0.4)
     steps = []
     for times, kind in (each.split() for each in made.split(", ")):
-        steps += [healthy | json.loads(dict(rows(STEPS))[kind])] * int(times)
+        steps += [healthy | STEPS[kind]] * int(times)
     assert ", ".join(warnings(steps, 100, 8)) == about
     assert warnings(steps, 7, 8)["few prompts"].startswith("7 prompts are left")
 

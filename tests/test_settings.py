@@ -16,6 +16,7 @@ from core.model import first_learning_rate
 from core.settings import (
     PRESETS,
     GenerateCommand,
+    Settings,
     cpu_threads,
     devices_here,
     with_recipe,
@@ -171,6 +172,10 @@ def test_help_shows_the_values_of_the_preset_and_of_the_recipe_that_are_named(mo
     shown = " ".join(capsys.readouterr().out.split())
     for flag, default in rows(HELP):
         assert re.search(rf"{flag}.*?default: (.*?)\)", shown)[1] == default, flag
+
+
+def test_what_a_resumed_run_may_change_are_settings():
+    assert settings_module.MAY_CHANGE <= with_recipe(Settings()).keys()
 
 
 def test_the_budgets_of_a_small_model_fit_2048_positions_and_its_learning_rate_goes_by_its_size():

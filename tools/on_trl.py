@@ -38,11 +38,11 @@ def reward_function(
 
     def reward(number, held_out, completion_ids, log_metric, **_) -> list[float]:
         """The lists have a value for each completion of this process."""
-        of_each = [problems[i] for i in number]
-        prompts = [prompt_ids(tokenizer, problem, settings) for problem in of_each]
+        problem_of_each = [problems[i] for i in number]
+        prompts = [prompt_ids(tokenizer, problem, settings) for problem in problem_of_each]
         rollouts = [*map(given_rollout, prompts, completion_ids)]
         texts = [completion_text(tokenizer, decoding, rollout) for rollout in rollouts]
-        verdicts = dict(verifiers.judge([*zip(itertools.count(), of_each, texts)]))
+        verdicts = dict(verifiers.judge([*zip(itertools.count(), problem_of_each, texts)]))
         # Score, length, and whether it ended by itself and has a verdict.
         own = [
             (verdicts[i].score, len(ids), ids[-1] in decoding.eos and not verdicts[i].failure)
